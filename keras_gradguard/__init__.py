@@ -1,0 +1,1 @@
+"""True gradients inside Keras training, an honest alarm, the cause and the fix."""

@@ -1,0 +1,99 @@
+"""The numbers that leave a training step, as frozen data: what taps hand out and rules read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+Int = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableInfo:
+    """What is fixed about one watched variable.
+
+    Args:
+        path: Name as the user knows it, without the automatic model prefix:
+            ``"dense_1/kernel"``. Unique within a table.
+        layer: Name of the layer that owns it, or the path without its last part.
+        shape: Static shape.
+        dtype: Dtype name, e.g. ``"float32"``.
+        size: Number of elements.
+        trainable: The variable's own flag when the table was made.
+        sparse: True when its gradient arrives as rows (``tf.IndexedSlices``):
+            statistics are then over the rows touched, not over the whole table.
+        constrained: True when a Keras constraint is applied after each update.
+    """
+
+    path: str
+    layer: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+    trainable: bool = True
+    sparse: bool = False
+    constrained: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The sentinel's view of one optimizer step. ``V`` is the number of variables.
+
+    Args:
+        step: Optimizer step, 0 for the first.
+        norm: ``[V]`` float32, L2 norm of each (unscaled) gradient. NaN or Inf when the
+            gradient holds a NaN or Inf, or when its sum of squares overflows float32.
+            NaN for a variable whose gradient is None (see ``Table.none``).
+        loss: Loss of this batch, or None when it could not be seen.
+        scale: Loss scale in force (1 without loss scaling).
+        skipped: The loss-scale optimizer skipped this step because of a non-finite value.
+        update_due: A weight update was due at this step (False on k-1 of k steps
+            with gradient accumulation, and when skipped).
+    """
+
+    step: int
+    norm: Float
+    loss: float | None = None
+    scale: float = 1.0
+    skipped: bool = False
+    update_due: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The full statistics of one sampled optimizer step.
+
+    Args:
+        step: Optimizer step.
+        histogram: ``[V, 512]`` int32 counts by sign and exponent bits of the float32
+            value (see :mod:`keras_gradguard.statistics`).
+        max_abs: ``[V]`` float32, largest finite or non-finite magnitude (0 when empty).
+        update: ``[V]`` float32, L2 norm of the real change ``w_after - w_before``.
+        weight: ``[V]`` float32, L2 norm of ``w_before``.
+        learning_rate: Learning rate of this step, or None when unknown.
+    """
+
+    step: int
+    histogram: Int
+    max_abs: Float
+    update: Float
+    weight: Float
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The columns of a channel: one optimizer's variables in order.
+
+    Args:
+        optimizer: Name of the optimizer (or ``"check"`` for hand-delivered gradients).
+        variables: One entry a column.
+        none: Indices of columns whose gradient is None in the current trace.
+    """
+
+    optimizer: str
+    variables: tuple[VariableInfo, ...]
+    none: frozenset[int] = frozenset()
