@@ -1,0 +1,103 @@
+"""Compute chosen tensors of a traced step on its batch, and leave every variable as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from tensorflow.python.eager.lift_to_graph import lift_to_graph
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.framework.func_graph import FuncGraph
+
+from keras_gradguard.diagnosis.opgraph import ASSIGN_OPS
+from keras_gradguard.diagnosis.trace import Trace
+
+
+def run(trace: Trace, tensors: Sequence[Any], *, limit_bytes: int = 2_000_000_000) -> list[Any]:
+    """Execute a traced step as far as ``tensors`` need it.
+
+    Args:
+        trace: A traced step.
+        tensors: Symbolic tensors of ``trace.graph``.
+        limit_bytes: Refuse to fetch more than this many bytes, as far as static shapes
+            tell. Defaults to 2 GB.
+
+    Returns:
+        NumPy arrays in the order of ``tensors``.
+
+    Raises:
+        ValueError: The tensors are too large together.
+
+    All tensors are computed in one run on the trace's batch with the variables' present
+    values. Operations that the tensors do not depend on (metric updates, moving averages)
+    do not run at all. Variables that are written nevertheless are put back.
+    """
+    wanted = list(tensors)
+    total = sum(_size(t) for t in wanted)
+    if total > limit_bytes:
+        raise ValueError(
+            f"`tensors` would take {total:,} bytes, more than limit_bytes={limit_bytes:,}. "
+            "Fetch fewer tensors, or reductions of them."
+        )
+    function, inputs = _pruned(trace, wanted)
+    written = _written(trace)
+    before = [(v, v.read_value()) for v in written]
+    try:
+        results = function._call_flat(inputs, function.captured_inputs)
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+    return [np.asarray(r) for r in results]
+
+
+def _size(tensor: Any) -> int:
+    count = tensor.shape.num_elements()
+    return int(count or 1) * max(tensor.dtype.size, 1)
+
+
+def _pruned(trace: Trace, wanted: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return a function of the batch that gives ``wanted``, and the batch."""
+    holders = [holder for holder, _ in trace.feeds]
+    values = [value for _, value in trace.feeds]
+    captures = trace.graph.captures
+    pruned = FuncGraph("gradguard_probe")
+    lifted = lift_to_graph(
+        wanted,
+        pruned,
+        sources=[*holders, *(inner for _, inner in captures)],
+        base_graph=trace.graph,
+    )
+    pruned.inputs.extend(lifted[h] for h in holders)
+    for outside, inner in captures:
+        pruned.add_capture(outside, lifted[inner])
+    pruned.outputs.extend(lifted[t] for t in wanted)
+    for function in trace.graph._functions.values():
+        pruned._add_function(function)
+    pruned.structured_outputs = list(pruned.outputs)
+    return ConcreteFunction.from_func_graph(pruned, None, {}), values
+
+
+def _written(trace: Trace) -> list[Any]:
+    """Return the variables that an operation of the step writes."""
+    found: dict[int, Any] = {}
+    if any(op.type in ASSIGN_OPS for op in trace.ops.ops):
+        by_key = {id(v): v for v in trace.captured.values()}
+        for key, handles in trace.ops.variables.items():
+            if key in by_key and _is_written(handles):
+                found[key] = by_key[key]
+    return list(found.values())
+
+
+def _is_written(handles: Iterable[Any]) -> bool:
+    todo = list(handles)
+    seen = set(todo)
+    while todo:
+        for op in todo.pop().uses:
+            if op.type in ASSIGN_OPS:
+                return True
+            if op.type == "Alias":
+                new = [v for v in op.outputs if v not in seen]
+                seen.update(new)
+                todo += new
+    return False
