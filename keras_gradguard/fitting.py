@@ -1,0 +1,151 @@
+"""One guarded ``fit``: from ``on_train_begin`` to whatever way it is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_gradguard.explaining import Explainer
+from keras_gradguard.findings import Finding
+from keras_gradguard.observer import Observer, StillWeights, apply_missing, nothing_trainable
+from keras_gradguard.session import Writer
+from keras_gradguard.settings import Settings
+from keras_gradguard.taps import optimizers
+from keras_gradguard.taps.base import Cadence
+from keras_gradguard.taps.trainer import Attachment, GuardedTrainFunction, guard_train_function
+
+
+class FitSession:
+    """Installs a tap on a model for one ``fit`` and judges what it brings.
+
+    Args:
+        model: The model being fitted.
+        settings: The guard's settings.
+        findings: The list that findings are appended to.
+        writer: Where to write, or None.
+        reuse: A finished session of the same model, whose traces may still fit.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        settings: Settings,
+        findings: list[Finding],
+        writer: Writer | None,
+        *,
+        reuse: FitSession | None = None,
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.on_close: Callable[[FitSession], None] | None = None
+        self.guarded: GuardedTrainFunction | None = None
+        self._reuse = reuse.guarded if reuse is not None else None
+        self._per_call = max(1, int(getattr(model, "steps_per_execution", 1) or 1))
+        cadence = Cadence(
+            sample_every=settings.sample_every,
+            ring=settings.check_every + 2 * self._per_call,
+            dense=2 * settings.policy.patience,
+            jit_compile=bool(getattr(model, "jit_compile", False)),
+        )
+        tap = None
+        if reuse is not None and reuse.observer.tap.cadence == cadence:
+            tap = reuse.observer.tap
+        else:
+            self._reuse = None
+        self.explainer = Explainer(settings, mode="fit", model=model)
+        self.observer = Observer(
+            [model], settings, findings, writer, cadence, self.explainer, tap=tap
+        )
+        self.attachment = Attachment(self.observer.tap, self._failed)
+        self._unread = 0
+        self._steps = 0
+        self._still: StillWeights | None = None
+        self._applies_before = self.observer.tap.seen
+        self._open = True
+
+    def begin(self) -> None:
+        """Check what can be checked without data, then install the tap.
+
+        Raises:
+            GradientGuardError: The model cannot train.
+        """
+        model = self.model
+        try:
+            if self._stock_step() and model.built and model.weights and not model.trainable_weights:
+                self.observer.run.report(nothing_trainable(model))
+            optimizer = model.optimizer
+            if optimizer is not None and model.built and not optimizer.built:
+                # What `apply` would do at the first step; done outside the trace because XLA
+                # cannot lift the creation of variables out of the conditions of the tap.
+                with model.distribute_strategy.scope():
+                    optimizer.build(model.trainable_variables)
+            self.guarded = guard_train_function(model, self.attachment, self._reuse)
+            self.explainer.guarded = self.guarded
+        except BaseException:
+            self.finish()
+            raise
+
+    def _stock_step(self) -> bool:
+        module = getattr(type(self.model).train_step, "__module__", "")
+        return str(module).startswith("keras.")
+
+    def before_batch(self) -> None:
+        """Look at the steps so far when there are enough, then let the next one pass."""
+        if self._unread >= self.settings.check_every or self._steps == self._per_call:
+            self._judge()
+        if self.guarded is not None:
+            self.guarded.refresh()
+        self.attachment.armed = True
+        self._unread += self._per_call
+        self._steps += self._per_call
+
+    def after_epoch(self) -> None:
+        """Look at the rest of the epoch and flush."""
+        self._judge()
+        if self.observer.writer is not None:
+            self.observer.writer.flush()
+
+    def end(self) -> None:
+        """Look a last time and put everything back."""
+        self._judge()
+        self.finish()
+
+    def _judge(self) -> None:
+        self._unread = 0
+        try:
+            self.observer.judge()
+            self._look_for_apply()
+        except BaseException:
+            self.finish()
+            raise
+        if self.observer.run.stop_requested:
+            self.model.stop_training = True
+
+    def _look_for_apply(self) -> None:
+        tap = self.observer.tap
+        if tap.seen != self._applies_before or tap.channels or not self.model.trainable_variables:
+            return
+        if self._still is None:
+            self._still = StillWeights(self.model.trainable_variables)
+        if self._still.look(self._steps, self.settings.policy.patience):
+            known = optimizers.of_model(self.model)
+            self.observer.run.report(
+                apply_missing(self._steps, "train_step", known[0] if known else None)
+            )
+
+    def _failed(self, error: BaseException) -> None:
+        del error
+        self.finish()
+
+    def finish(self) -> None:
+        """Put back what was installed. Safe to call twice."""
+        if not self._open:
+            return
+        self._open = False
+        if self.guarded is not None:
+            self.guarded.detach(self.attachment)
+        self._still = None
+        self.explainer.release()
+        self.observer.close()
+        if self.on_close is not None:
+            self.on_close(self)

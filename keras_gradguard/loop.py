@@ -1,0 +1,167 @@
+"""One watched custom loop, or gradients handed over by hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from keras_gradguard.explaining import Explainer
+from keras_gradguard.findings import Finding
+from keras_gradguard.observer import Observer, StillWeights, apply_missing
+from keras_gradguard.session import Writer
+from keras_gradguard.settings import Settings
+from keras_gradguard.taps import optimizers
+from keras_gradguard.taps.base import Cadence
+from keras_gradguard.taps.trainer import Attachment, guard_train_function
+
+
+class LoopSession:
+    """Watches optimizers and models of a loop that the user wrote.
+
+    Args:
+        models: Keras models.
+        optimizers_: Keras optimizers; empty takes the models' own.
+        loss: The loss function, or None.
+        settings: The guard's settings.
+        findings: The list that findings are appended to.
+        writer: Where to write, or None.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Any],
+        optimizers_: Sequence[Any],
+        loss: Any,
+        settings: Settings,
+        findings: list[Finding],
+        writer: Writer | None,
+    ) -> None:
+        self.models = list(models)
+        self.settings = settings
+        self.watching = False
+        self.optimizers = _checked(self.models, list(optimizers_))
+        cadence = Cadence(
+            sample_every=settings.sample_every,
+            ring=4 * settings.check_every,
+            dense=2 * settings.policy.patience,
+        )
+        self.explainer = Explainer(
+            settings,
+            mode="loop" if models else "check",
+            model=self.models[0] if self.models else None,
+            partners=tuple(self.models[1:]),
+            loss=loss,
+        )
+        self.observer = Observer(self.models, settings, findings, writer, cadence, self.explainer)
+        self._batches = 0
+        self._unread = 0
+        self._still: StillWeights | None = None
+        self._told = False
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Install everything for the time of a ``with`` block."""
+        self.watching = True
+        attachments = []
+        failed = True
+        try:
+            with self.observer.tap.installed(self.optimizers):
+                for model in self.models:
+                    if getattr(model, "compiled", False):
+                        attachment = Attachment(self.observer.tap, _leave_to_caller)
+                        attachment.always = True
+                        attachments.append((guard_train_function(model, attachment), attachment))
+                yield
+                failed = False
+                self.observer.judge()
+        finally:
+            for guarded, attachment in attachments:
+                guarded.detach(attachment)
+            if failed:
+                # The loop's own exception is on its way: record, but raise nothing over it.
+                self._drain()
+            self.watching = False
+            self._still = None
+            self.explainer.release()
+            self.observer.close()
+
+    def _drain(self) -> None:
+        for channel in self.observer.tap.channels.values():
+            reading = channel.read()
+            if self.observer.writer is not None and reading.rows:
+                self.observer.writer.write_rows(channel.table, reading.rows)
+
+    def step(self, loss: Any) -> None:
+        """End a batch: look at the numbers when enough have gathered."""
+        self._batches += 1
+        self._unread += 1
+        for channel in self.observer.tap.channels.values():
+            channel.note_loss(loss)
+        if self._unread >= self.settings.check_every:
+            self._unread = 0
+            self.observer.judge()
+        self._look_for_apply()
+
+    def check(
+        self, grads: Sequence[Any], variables: Sequence[Any], loss: Any, step: int | None
+    ) -> None:
+        """Judge gradients that are handed over."""
+        self.observer.tap.check(grads, variables, loss, step)
+
+    def _look_for_apply(self) -> None:
+        patience = self.settings.policy.patience
+        if self.observer.tap.channels or self._told or not self.watching:
+            return
+        variables = [v for m in self.models for v in m.trainable_variables]
+        if not variables:
+            return
+        if self._still is None:
+            self._still = StillWeights(variables)
+        if self._batches < patience:
+            if self._batches == 1:
+                self._still.look(self._batches, patience)
+            return
+        if self._still.look(self._batches, patience - 1):
+            self._told = True
+            self.observer.run.report(
+                apply_missing(self._batches, "train_step", self.optimizers[0])
+            )
+        elif self._batches >= patience and not self._told:
+            self._told = True
+            self.observer.run.say(
+                f"GradientGuard saw {self._batches} batches but no optimizer step, although the "
+                "weights change. A @tf.function has to be traced (called for the first time) "
+                "inside `with guard.watch(...)`, and the optimizer that is applied has to be "
+                "the one passed to `watch`. Nothing is being watched."
+            )
+
+
+def _checked(models: list[Any], given: list[Any]) -> list[Any]:
+    """Return the optimizers to watch, or say what is wrong with the arguments."""
+    for optimizer in given:
+        if not optimizers.is_optimizer(optimizer):
+            raise ValueError(
+                "`optimizer` must be a keras.optimizers.Optimizer or a list of them. "
+                f"Received: {optimizer!r}. For any other optimizer hand the gradients over with "
+                "guard.check(grads, variables, loss=loss)."
+            )
+    for model in models:
+        if not hasattr(model, "trainable_variables"):
+            raise ValueError(
+                "`model` must be a Keras model (or layer), or a list of them. "
+                f"Received: {model!r}"
+            )
+    found = given or [o for m in models for o in optimizers.of_model(m)]
+    if models and not found:
+        raise ValueError(
+            "`optimizer` is missing and the model holds none: call "
+            "guard.watch(model, optimizer), or compile the model. "
+            f"Received: {len(models)} model(s), no optimizer."
+        )
+    return found
+
+
+def _leave_to_caller(error: BaseException) -> None:
+    """Let `watched` clean up: it sees the same exception."""
+    del error

@@ -1,0 +1,245 @@
+"""What fit sessions and loop sessions share: a tap, a run, and what happens when a step is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_gradguard.findings import Cause, Evidence, Finding
+from keras_gradguard.recorder import Recorder
+from keras_gradguard.records import Row
+from keras_gradguard.rules import none_gradient
+from keras_gradguard.session import Run, Writer
+from keras_gradguard.settings import Settings
+from keras_gradguard.taps import names, optimizers
+from keras_gradguard.taps.base import Cadence, Channel
+from keras_gradguard.taps.tape import TapeRecord
+from keras_gradguard.taps.tensorflow import TensorFlowTap, raw
+from keras_gradguard.taps.untracked import untracked_variables
+
+
+class Observer:
+    """A tap and the run it feeds.
+
+    Args:
+        models: The models that train.
+        settings: The guard's settings.
+        findings: The list that findings are appended to.
+        writer: Where to write, or None.
+        cadence: How often to sample.
+        explain: Adds causes to a finding.
+        tap: A tap of an earlier run, to keep its traces.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Any],
+        settings: Settings,
+        findings: list[Finding],
+        writer: Writer | None,
+        cadence: Cadence,
+        explain: Callable[[Finding, Recorder | None], Finding] | None,
+        tap: TensorFlowTap | None = None,
+    ) -> None:
+        self.models = list(models)
+        self.settings = settings
+        self.run = Run(
+            settings.policy,
+            writer=writer,
+            sample_every=settings.sample_every,
+            explain=explain,
+            on_finding=settings.on_finding,
+        )
+        self.run.findings = findings
+        self.writer = writer
+        self.step_offset: int | None = None
+        self.last_record: TapeRecord | None = None
+        self.tap = tap if tap is not None else TensorFlowTap(
+            cadence,
+            prefixes=names.automatic_prefixes(models),
+            skip_non_finite=settings.skip_non_finite,
+        )
+        self.tap.on_gradients = self._gradients
+        self.tap.on_row = self._row
+        for channel in self.tap.channels.values():
+            channel.rebase()
+
+    def judge(self) -> None:
+        """Read every channel and act on what is found.
+
+        Raises:
+            GradientGuardError: A finding whose policy is ``"raise"``.
+        """
+        for channel in list(self.tap.channels.values()):
+            self._take(channel)
+
+    def _take(self, channel: Channel) -> None:
+        optimizer = channel.optimizer
+        rises = None
+        if optimizer is not None:
+
+            def rises() -> bool:
+                return optimizers.learning_rate_ahead(optimizer) > 0
+
+        self.run.take(channel, rate_rises=rises)
+
+    def _row(self, channel: Channel, row: Row) -> None:
+        """Judge an eager step before the optimizer touches the weights."""
+        del row
+        self._take(channel)
+
+    def _gradients(
+        self,
+        channel: Any,
+        record: TapeRecord | None,
+        gradients: list[Any],
+        variables: list[Any],
+    ) -> None:
+        """Look at a step that is being traced, or an eager step, before the optimizer runs."""
+        first = channel.eager_steps == 0
+        self.last_record = record
+        table = channel.table
+        if table.none:
+            for finding in none_gradient(table, self.settings.policy, step=channel.next_step()):
+                self.run.report(finding, self.run.recorder(channel))
+        if first and record is not None and self.models:
+            self._look_for_untracked(record, variables)
+
+    def _look_for_untracked(self, record: TapeRecord, variables: list[Any]) -> None:
+        known = [*variables, *record.sources]
+        for model in self.models:
+            known += list(getattr(model, "variables", ()))
+        watched = record.tape.watched_variables() if record.tape is not None else ()
+        for layer, variable in untracked_variables(self.models, watched, known):
+            if self.settings.policy.ignored(layer, variable, f"{layer}/{variable}"):
+                continue
+            self.run.report(
+                Finding(
+                    symptom="zero_update",
+                    summary=f"The weight '{variable}' of layer '{layer}' is used in the forward "
+                    "pass but is in no list of trainable variables: the optimizer never gets it.",
+                    where=(layer, variable),
+                    step=0,
+                    first_step=0,
+                    causes=(
+                        Cause(
+                            name="untracked_variable",
+                            score=0.97,
+                            where=(layer, variable),
+                            evidence=(
+                                Evidence(
+                                    name="watched",
+                                    value=variable,
+                                    text=f"the tape watched '{variable}', a tf.Variable in an "
+                                    f"attribute of '{layer}', and nobody asked for its gradient",
+                                ),
+                            ),
+                            fix="Create it with self.add_weight(...) in build(), or make it a "
+                            "keras.Variable; or give it trainable=False if it is meant to stay.",
+                        ),
+                    ),
+                )
+            )
+
+    def close(self) -> None:
+        """Release the event file."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+class StillWeights:
+    """Tells whether weights moved, for a training that never calls ``optimizer.apply``."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._variables = [raw(v) for v in variables]
+        self._before: list[Any] | None = None
+        self._since = 0
+
+    def look(self, step: int, patience: int) -> bool:
+        """Return True when no weight moved between two looks at least ``patience`` steps apart.
+
+        Args:
+            step: Training steps so far.
+            patience: Steps that have to lie between.
+        """
+        now = [np.array(v) for v in self._variables]
+        if self._before is None:
+            self._before, self._since = now, step
+            return False
+        same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(now, self._before, strict=True))
+        if not same:
+            self._before, self._since = now, step
+            return False
+        return step - self._since >= patience
+
+
+def apply_missing(steps: int, where: str, optimizer: Any) -> Finding:
+    """Return the finding for a loop whose optimizer is never applied.
+
+    Args:
+        steps: Training steps seen.
+        where: ``"train_step"`` or ``"optimizer"``.
+        optimizer: The optimizer that should have been applied, or None.
+    """
+    name = None if optimizer is None else str(optimizer.name)
+    count = 0 if optimizer is None else optimizers.raw_iterations(optimizer)
+    return Finding(
+        symptom="zero_update",
+        summary=f"{steps} batches went by, but the optimizer was never applied and no weight "
+        "changed.",
+        where=(where, "optimizer"),
+        step=steps,
+        first_step=0,
+        causes=(
+            Cause(
+                name="apply_missing",
+                score=0.95,
+                where=(where,),
+                evidence=(
+                    Evidence(
+                        name="iterations",
+                        value=count,
+                        text=f"optimizer.apply was called 0 times in {steps} batches, "
+                        f"optimizer.iterations is {count}, no trainable weight moved",
+                    ),
+                ),
+                fix="After tape.gradient call self.optimizer.apply(gradients, "
+                "self.trainable_variables) in train_step (optimizer.apply_gradients(zip(...)) "
+                "in a loop).",
+            ),
+        ),
+        optimizer=name,
+    )
+
+
+def nothing_trainable(model: Any) -> Finding:
+    """Return the finding for a model that has weights, none of which is trainable."""
+    frozen = [layer.name for layer in model.layers if layer.weights and not layer.trainable]
+    listed = ", ".join(map(repr, frozen[:5])) or f"'{model.name}'"
+    return Finding(
+        symptom="zero_update",
+        summary=f"Model '{model.name}' has {len(model.weights)} weights and none of them is "
+        "trainable: nothing can change.",
+        where=(model.name, *frozen[:8]),
+        step=0,
+        first_step=0,
+        causes=(
+            Cause(
+                name="trainable_flag",
+                score=0.97,
+                where=(model.name, *frozen[:8]),
+                evidence=(
+                    Evidence(
+                        name="trainable_weights",
+                        value=0,
+                        text=f"trainable_weights is empty; trainable=False on {listed}",
+                    ),
+                ),
+                fix=f"Set {model.name}.trainable = True before this fit: Keras reads `trainable` "
+                "when the step is traced, not at compile(). In a GAN freeze the discriminator "
+                "only while the generator trains.",
+            ),
+        ),
+    )

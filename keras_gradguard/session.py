@@ -1,0 +1,159 @@
+"""One guarded run: numbers from the channels in, findings acted on."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from keras_gradguard import rules
+from keras_gradguard.errors import GradientGuardWarning, error_for
+from keras_gradguard.findings import Finding
+from keras_gradguard.policy import Policy
+from keras_gradguard.recorder import Recorder
+from keras_gradguard.records import Row, Sample, Table
+from keras_gradguard.taps.base import Channel
+
+logger = logging.getLogger("keras_gradguard")
+
+
+class Writer(Protocol):
+    """Where numbers and findings are written: TensorBoard's event file, or nowhere."""
+
+    def write_rows(self, table: Table, rows: tuple[Row, ...]) -> None:
+        """Write sentinel rows."""
+
+    def write_sample(self, table: Table, sample: Sample) -> None:
+        """Write the full statistics of one step."""
+
+    def write_finding(self, finding: Finding) -> None:
+        """Write an incident, at once."""
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+
+    def close(self) -> None:
+        """Flush and release the file."""
+
+
+class Run:
+    """Judges what the channels bring and does what the policy says.
+
+    Args:
+        policy: What to do about each symptom.
+        writer: Where to write, or None.
+        sample_every: Cadence of the samples that are written.
+        explain: Adds causes to a finding, given the run's recorder of its channel (None when
+            the finding has no numbers). Never raises.
+        on_finding: The user's own function, called with each finding that is reported.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        writer: Writer | None = None,
+        sample_every: int = 50,
+        explain: Callable[[Finding, Recorder | None], Finding] | None = None,
+        on_finding: Callable[[Finding], None] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.writer = writer
+        self.findings: list[Finding] = []
+        self.recorders: dict[int, Recorder] = {}
+        self.stop_requested = False
+        self._explain = explain
+        self._on_finding = on_finding
+        self._sample_every = sample_every
+        self._known: set[tuple[str, tuple[str, ...]]] = set()
+        self._held: dict[int, Sample] = {}
+
+    @property
+    def steps_seen(self) -> int:
+        """Optimizer steps recorded, over all channels."""
+        return sum(r.seen for r in self.recorders.values())
+
+    def recorder(self, channel: Channel) -> Recorder:
+        """Return the recorder of a channel, made on first sight."""
+        found = self.recorders.get(id(channel))
+        if found is None:
+            found = self.recorders[id(channel)] = Recorder(table=channel.table)
+        return found
+
+    def take(self, channel: Channel, *, rate_rises: Callable[[], bool] | None = None) -> None:
+        """Read a channel, write what is new and act on what the rules find.
+
+        Args:
+            channel: What to read.
+            rate_rises: Tells whether the learning rate will rise soon; asked only when a
+                sample shows a learning rate of 0.
+
+        Raises:
+            GradientGuardError: A finding whose policy is ``"raise"``.
+        """
+        table = channel.table
+        reading = channel.read()
+        recorder = self.recorder(channel)
+        recorder.add(reading.rows, reading.samples, lost=reading.lost, table=table)
+        if reading.lost:
+            logger.warning("%d steps were overwritten before they could be read", reading.lost)
+        if self.writer is not None:
+            if reading.rows:
+                self.writer.write_rows(table, reading.rows)
+            for sample in reading.samples:
+                if sample.step % self._sample_every == 0:
+                    self.writer.write_sample(table, sample)
+        if not reading.rows:
+            return
+        asked = any(s.learning_rate == 0 for s in recorder.samples[-self.policy.patience :])
+        rises = rate_rises() if asked and rate_rises is not None else None
+        history = recorder.history(rate_rises=rises)
+        if rules.suspicious(history):
+            channel.sample_next(2 * self.policy.patience)
+        for finding in rules.judge(history, self.policy):
+            self.report(finding, recorder)
+
+    def report(self, finding: Finding, recorder: Recorder | None = None) -> None:
+        """Explain a finding, write it down and act on it; once per symptom and place.
+
+        Args:
+            finding: What was found.
+            recorder: The numbers behind it, for the diagnosis.
+
+        Raises:
+            GradientGuardError: When the policy says ``"raise"``.
+        """
+        if self.policy.action(finding) == "ignore":
+            return
+        key = (finding.symptom, finding.where)
+        if key in self._known:
+            return
+        self._known.add(key)
+        if self._explain is not None:
+            finding = self._explain(finding, recorder)
+        action = self.policy.action(finding)
+        self.findings.append(finding)
+        if self.writer is not None:
+            self.writer.write_finding(finding)
+        if self._on_finding is not None:
+            self._on_finding(finding)
+        if action == "raise":
+            raise error_for(finding)
+        if action == "stop":
+            self.stop_requested = True
+        if action in ("warn", "stop"):
+            warnings.warn(GradientGuardWarning(finding), stacklevel=2)
+        else:
+            logger.info("%s", finding.message)
+
+    def say(self, text: str) -> None:
+        """Warn about the guard itself (not a finding), e.g. that it cannot see anything."""
+        warnings.warn(GradientGuardWarning(text), stacklevel=3)
+
+
+def context_of(recorder: Recorder | None) -> dict[str, Any]:
+    """Return the fields of a diagnosis context that a recorder can fill."""
+    if recorder is None:
+        return {}
+    return {"table": recorder.table, "rows": recorder.rows, "samples": recorder.samples}

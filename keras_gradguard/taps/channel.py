@@ -1,0 +1,252 @@
+"""The stream of numbers of one optimizer over one list of variables: device variables and host rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_gradguard.records import Row, Sample, Table, VariableInfo
+from keras_gradguard.taps import numbers, optimizers
+from keras_gradguard.taps.base import Cadence, Reading
+
+# The sampled histograms are the only large buffers; this bounds them per channel.
+_SAMPLE_BYTES = 32 * 2**20
+_LEAD = 2  # columns of the ring before the variables': loss, loss scale
+
+
+class TensorFlowChannel:
+    """Rows and samples of one list of variables, gathered in graph mode and in eager mode.
+
+    In a graph the numbers go into ``tf.Variable`` buffers that :meth:`read` fetches; in eager
+    mode they come to the host at once.
+
+    Args:
+        optimizer: The Keras optimizer, or None for gradients handed over by hand.
+        name: What to call it in tables.
+        infos: One entry a variable.
+        cadence: How often to sample and how much to hold.
+    """
+
+    def __init__(
+        self, optimizer: Any, name: str, infos: Sequence[VariableInfo], cadence: Cadence
+    ) -> None:
+        self.optimizer = optimizer
+        self.cadence = cadence
+        self.base = 0 if optimizer is None else optimizers.raw_iterations(optimizer)
+        self.eager_steps = 0
+        self._name = name
+        self._infos = tuple(infos)
+        self._none: frozenset[int] = frozenset()
+        self._rows: list[Row] = []
+        self._samples: list[Sample] = []
+        self._open: Sample | None = None
+        self.held: list[Any] = []  # weights at the last hand-delivered sample
+        self._dense_until = cadence.dense
+        self._graph: _Buffers | None = None
+        self._read_rows = 0
+        self._read_samples = 0
+        self._accumulated = self.base
+        self._every = optimizers.accumulation_steps(optimizer) if optimizer is not None else 1
+
+    @property
+    def table(self) -> Table:
+        """The columns, with those whose gradient was None in the latest trace."""
+        return Table(optimizer=self._name, variables=self._infos, none=self._none)
+
+    @property
+    def size(self) -> int:
+        """Number of variables."""
+        return len(self._infos)
+
+    def note_none(self, gradients: Sequence[Any]) -> None:
+        """Remember which columns have no gradient in the step being traced or run."""
+        self._none = frozenset(i for i, g in enumerate(gradients) if g is None)
+
+    def buffers(self) -> _Buffers:
+        """Return the device buffers, made outside any graph on first use."""
+        if self._graph is None:
+            with tf.init_scope():
+                self._graph = _Buffers(self.size, self.cadence, self._dense_until)
+        return self._graph
+
+    def sample_next(self, steps: int) -> None:
+        """Sample each of the next ``steps`` steps."""
+        if self._graph is not None:
+            until = int(self._graph.count.numpy()) + steps
+            self._graph.dense_until.assign(until)
+        self._dense_until = self.eager_steps + steps
+
+    def wants_sample(self) -> bool:
+        """Return True when the eager step to come is to be sampled."""
+        step = self.eager_steps
+        return step % self.cadence.sample_every == 0 or step < self._dense_until
+
+    def push(self, norms: Any, loss: float | None, scale: float) -> Row:
+        """Append the sentinel row of an eager step and return it."""
+        row = self._row(self.base + self.eager_steps, np.asarray(norms), loss, scale)
+        self._rows.append(row)
+        self.eager_steps += 1
+        return row
+
+    def push_sample(self, sample: Sample) -> None:
+        """Keep the sample of an eager step, open until the update is known."""
+        self._close_sample()
+        self._open = sample
+
+    def complete_sample(self, present: Sequence[int], pairs: Any, rate: float) -> None:
+        """Fill the update and the weights into the sample of the eager step just applied.
+
+        Args:
+            present: Columns that have a gradient.
+            pairs: ``[len(present), 2]``, half the sums of squares of change and old value.
+            rate: Learning rate of the step, NaN when unknown.
+        """
+        if self._open is None:
+            return
+        update, weight = self._open.update.copy(), self._open.weight.copy()
+        if present:
+            update[list(present)] = np.sqrt(2.0 * pairs[:, 0])
+            weight[list(present)] = np.sqrt(2.0 * pairs[:, 1])
+        self._open = dataclasses.replace(
+            self._open,
+            update=update,
+            weight=weight,
+            learning_rate=None if np.isnan(rate) else rate,
+        )
+        self._close_sample()
+
+    def _close_sample(self) -> None:
+        if self._open is not None:
+            self._samples.append(self._open)
+            self._open = None
+
+    def adopt(self, optimizer: Any) -> None:
+        """Take the optimizer that turned out to train variables first seen by hand."""
+        self.optimizer = optimizer
+        self._name = str(optimizer.name)
+        self._every = optimizers.accumulation_steps(optimizer)
+
+    def next_step(self) -> int:
+        """Return the number of the step to come."""
+        with tf.init_scope():
+            traced = 0 if self._graph is None else int(self._graph.count.numpy())
+        return self.base + self.eager_steps + traced
+
+    def rebase(self) -> None:
+        """Start a new run: forget what was not read, take the optimizer's own step count."""
+        self.read()
+        self._close_sample()
+        self._samples = []
+        if self.optimizer is not None:
+            done = self.next_step() - self.base
+            self.base = optimizers.raw_iterations(self.optimizer) - done
+            self._accumulated = self.base + done
+
+    def note_loss(self, loss: Any) -> None:
+        """Take the loss of the batch that ends, for rows that could not see it themselves."""
+        if self._rows and self._rows[-1].loss is None and isinstance(loss, (int, float)):
+            self._rows[-1] = dataclasses.replace(self._rows[-1], loss=float(loss))
+
+    def read(self) -> Reading:
+        """Fetch what is new since the last read."""
+        lost = 0
+        if self._graph is not None:
+            lost = self._fetch(self._graph)
+        reading = Reading(rows=tuple(self._rows), samples=tuple(self._samples), lost=lost)
+        self._rows, self._samples = [], []
+        return reading
+
+    def _fetch(self, buffers: _Buffers) -> int:
+        total, ring = buffers.rows(self._read_rows)
+        lost = total - self._read_rows - len(ring)
+        self._accumulated += lost
+        first = total - len(ring)
+        for offset, values in enumerate(ring):
+            step = self.base + self.eager_steps + first + offset
+            loss = float(values[0])
+            self._rows.append(
+                self._row(step, values[_LEAD:], None if np.isnan(loss) and not buffers.has_loss
+                          else loss, float(values[1]))
+            )
+        self._read_rows = total
+        taken, fetched = buffers.samples(self._read_samples)
+        self._read_samples = taken
+        for index, rate, histogram, stats in fetched:
+            self._samples.append(
+                Sample(
+                    step=self.base + self.eager_steps + index,
+                    histogram=histogram,
+                    max_abs=stats[:, 0],
+                    update=np.sqrt(2.0 * stats[:, 1]),
+                    weight=np.sqrt(2.0 * stats[:, 2]),
+                    learning_rate=None if np.isnan(rate) else rate,
+                )
+            )
+        return lost
+
+    def _row(self, step: int, half_squares: Any, loss: float | None, scale: float) -> Row:
+        norm = np.sqrt(2.0 * np.asarray(half_squares, np.float64)) / scale
+        norm = norm.astype(np.float32)
+        skipped = bool(
+            self.optimizer is not None
+            and optimizers.scales_loss(self.optimizer)
+            and not np.all(np.isfinite(norm))
+        )
+        if self._none:
+            norm[list(self._none)] = np.nan
+        if not skipped:
+            self._accumulated += 1
+        due = not skipped and self._accumulated % self._every == 0
+        return Row(
+            step=step, norm=norm, loss=loss, scale=scale, skipped=skipped, update_due=due
+        )
+
+
+class _Buffers:
+    """The device side of a channel. Created outside graphs; belongs to no model."""
+
+    def __init__(self, size: int, cadence: Cadence, dense: int) -> None:
+        slot = max(1, size) * numbers.BINS * 4
+        self.slots = max(1, min(cadence.ring, _SAMPLE_BYTES // slot))
+        self.ring_size = cadence.ring
+        self.has_loss = False
+
+        def variable(value: Any, name: str) -> Any:
+            return tf.Variable(value, trainable=False, name=f"gradguard_{name}")
+
+        self.ring = variable(tf.zeros([cadence.ring, _LEAD + size]), "ring")
+        self.count = variable(tf.zeros([], tf.int64), "count")
+        self.dense_until = variable(tf.constant(dense, tf.int64), "dense_until")
+        self.bad_budget = variable(tf.constant(2, tf.int64), "bad_budget")
+        self.taken = variable(tf.zeros([], tf.int64), "taken")
+        self.histogram = variable(tf.zeros([self.slots, size, numbers.BINS], tf.int32), "histogram")
+        self.stats = variable(tf.zeros([self.slots, size, 3]), "stats")
+        self.sample_step = variable(tf.zeros([self.slots], tf.int64), "sample_step")
+        self.sample_rate = variable(tf.zeros([self.slots]), "sample_rate")
+
+    def rows(self, since: int) -> tuple[int, Any]:
+        total = int(self.count.numpy())
+        new = min(total - since, self.ring_size)
+        if new <= 0:
+            return total, np.zeros([0, self.ring.shape[1]], np.float32)
+        ring = self.ring.numpy()
+        return total, ring[np.arange(total - new, total) % self.ring_size]
+
+    def samples(self, since: int) -> tuple[int, list[tuple[int, float, Any, Any]]]:
+        taken = int(self.taken.numpy())
+        new = min(taken - since, self.slots)
+        if new <= 0:
+            return taken, []
+        slots = np.arange(taken - new, taken) % self.slots
+        steps = self.sample_step.numpy()
+        rates = self.sample_rate.numpy()
+        histograms = tf.gather(self.histogram, slots).numpy()
+        stats = tf.gather(self.stats, slots).numpy()
+        self.bad_budget.assign(2)
+        return taken, [
+            (int(steps[s]), float(rates[s]), histograms[i], stats[i]) for i, s in enumerate(slots)
+        ]

@@ -1,0 +1,67 @@
+"""The statistics of a gradient as TensorFlow ops: static shapes, no host calls, XLA-safe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+BINS = 512
+
+
+def dense_values(gradient: Any) -> Any:
+    """Return the numbers of a gradient as a real tensor of at least float32.
+
+    Args:
+        gradient: A tensor, or ``tf.IndexedSlices``, of which only the rows that were
+            touched are taken (rows named twice count twice; making them unique would cost
+            more than the training step).
+
+    Returns:
+        A float32 or float64 tensor; complex numbers become ``[..., 2]`` (real, imaginary),
+        so that sums of squares are those of the magnitude.
+    """
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    values = tf.convert_to_tensor(values)
+    if values.dtype.is_complex:
+        values = tf.stack([tf.math.real(values), tf.math.imag(values)], axis=-1)
+    if values.dtype not in (tf.float32, tf.float64):
+        values = tf.cast(values, tf.float32)
+    return values
+
+
+def half_square(values: Any) -> Any:
+    """Return half the sum of squares as a float32 scalar: one pass, NaN and Inf show in it."""
+    return tf.cast(tf.nn.l2_loss(values), tf.float32)
+
+
+def magnitudes(gradient: Any) -> Any:
+    """Return the entries of a gradient as a flat float32 vector; a complex entry as its magnitude."""
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    values = tf.convert_to_tensor(values)
+    if values.dtype.is_complex:
+        values = tf.abs(values)
+    return tf.reshape(tf.cast(values, tf.float32), [-1])
+
+
+def exponent_counts(values: Any) -> Any:
+    """Count entries by sign and exponent bits of their float32 value.
+
+    The bit pattern shifted right by 23 (arithmetically) is the sign and the biased
+    exponent; adding 256 makes it a bin number from 0 to 511.
+
+    Args:
+        values: ``[n]`` float32.
+
+    Returns:
+        ``[512]`` int32. Exact, for any n including 0.
+    """
+    bins = tf.bitwise.right_shift(tf.bitcast(values, tf.int32), 23) + 256
+    return tf.raw_ops.DenseBincount(
+        input=bins, size=BINS, weights=tf.zeros([0], tf.int32), binary_output=False
+    )
+
+
+def largest(values: Any) -> Any:
+    """Return the largest magnitude as a float32 scalar, 0 for no entries."""
+    return tf.reduce_max(tf.concat([tf.abs(values), tf.zeros([1])], axis=0))

@@ -1,0 +1,140 @@
+"""The train function of a guarded ``fit``: traced with the taps in place, and gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_gradguard.taps import optimizers
+from keras_gradguard.taps.tensorflow import TensorFlowTap
+
+# How data running out looks: part of every epoch, no error.
+_END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
+
+
+class Attachment:
+    """One guard's tap on one guarded train function.
+
+    Args:
+        tap: What records.
+        on_error: Called with the exception when a training step fails, so that everything is
+            put back even though Keras never calls ``on_train_end`` then.
+    """
+
+    def __init__(self, tap: TensorFlowTap, on_error: Callable[[BaseException], None]) -> None:
+        self.tap = tap
+        self.on_error = on_error
+        self.armed = False
+        self.always = False
+
+
+class GuardedTrainFunction:
+    """Stands in for ``model.train_function`` while a guard is installed.
+
+    Every call has to be announced (:meth:`arm`) by the guard's own hook. A call that was not
+    announced comes from a later ``fit`` without the guard, after an exception that no hook
+    told about: then the plain function is put back and does the work.
+
+    Args:
+        model: The model.
+        plain: The train function that Keras made, with its traces.
+    """
+
+    def __init__(self, model: Any, plain: Any) -> None:
+        self.model = model
+        self.plain = plain
+        self.attachments: list[Attachment] = []
+        self.iterator: Any = None
+        self._inner: Any = None
+        self._traced_for: list[TensorFlowTap] = []
+
+    def attach(self, attachment: Attachment) -> None:
+        """Add a tap; the step is traced anew unless it was traced with the very same taps."""
+        self.attachments.append(attachment)
+
+    def detach(self, attachment: Attachment) -> None:
+        """Remove a tap; the last one puts the plain train function back."""
+        if attachment in self.attachments:
+            self.attachments.remove(attachment)
+        self.iterator = None
+        if not self.attachments and self.model.train_function is self:
+            self.model.train_function = self.plain
+
+    def __call__(self, iterator: Any) -> Any:
+        """Run one call of the train function with the taps in place."""
+        awake = [a for a in self.attachments if a.armed or a.always]
+        if not awake:
+            stale, self.attachments = self.attachments, []
+            if self.model.train_function is self:
+                self.model.train_function = self.plain
+            for attachment in stale:
+                attachment.on_error(RuntimeError("training was left by an exception"))
+            return self.plain(iterator)
+        self.iterator = iterator
+        inner = self._function()
+        targets = optimizers.of_model(self.model)
+        try:
+            with contextlib.ExitStack() as stack:
+                for attachment in self.attachments:
+                    stack.enter_context(attachment.tap.installed(targets))
+                result = inner(iterator)
+        except _END_OF_DATA:
+            raise
+        except BaseException as error:
+            for attachment in list(self.attachments):
+                attachment.on_error(error)
+            raise
+        finally:
+            for attachment in awake:
+                attachment.armed = False
+        return result
+
+    def refresh(self) -> None:
+        """Take over a train function that somebody made anew in the middle of training."""
+        if self.model.train_function is not self:
+            self.plain = self.model.train_function
+            self._inner = None
+            self.model.train_function = self
+
+    def _function(self) -> Any:
+        wanted = [a.tap for a in self.attachments]
+        same = len(wanted) == len(self._traced_for) and all(
+            a is b for a, b in zip(wanted, self._traced_for, strict=True)
+        )
+        if self._inner is None or not same:
+            self.model.make_train_function(force=True)
+            self._inner = self.model.train_function
+            self.model.train_function = self
+            self._traced_for = wanted
+        return self._inner
+
+
+def guard_train_function(
+    model: Any, attachment: Attachment, reuse: GuardedTrainFunction | None = None
+) -> GuardedTrainFunction:
+    """Put a guarded train function in place of the model's, or join the one that is there.
+
+    Args:
+        model: A compiled Keras model.
+        attachment: The tap to add.
+        reuse: A guarded function of an earlier run; taken with its traces when the model's
+            plain train function is still the one it stands in for.
+
+    Returns:
+        The guarded function, now ``model.train_function``.
+    """
+    if model.train_function is None:
+        model.make_train_function()
+    current = model.train_function
+    if isinstance(current, GuardedTrainFunction):
+        guarded = current
+    elif reuse is not None and reuse.model is model and reuse.plain is current:
+        guarded = reuse
+    else:
+        guarded = GuardedTrainFunction(model, current)
+    guarded.attach(attachment)
+    model.train_function = guarded
+    return guarded
