@@ -25,13 +25,12 @@ from tensorflow.python.framework import ops as framework_ops
 from keras_gradguard.diagnosis import sandbox
 from keras_gradguard.diagnosis.flatten import Flattener, flatten, static_shape
 from keras_gradguard.diagnosis.opgraph import ASSIGN_OPS, Op, OpGraph, Value
-from keras_gradguard.diagnosis.source import Frame, is_user_file, stack_frames
+from keras_gradguard.diagnosis.source import Frame, Stack, running_stack, stack_frames
 
 _LEAVING = ("numpy", "__array__", "__float__", "__int__", "__index__", "__complex__")
-_OWN_FILE = __file__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TapeSeen:
     """One ``tape.gradient(target, sources)`` that was seen.
 
@@ -54,7 +53,7 @@ class TapeSeen:
     frames: tuple[Frame, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Left:
     """A tensor that was turned into a Python or NumPy value.
 
@@ -69,7 +68,7 @@ class Left:
     frames: tuple[Frame, ...]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Recording:
     """What was seen of an eager step.
 
@@ -200,7 +199,7 @@ class EagerRecorder:
         kind = op_type.decode() if isinstance(op_type, bytes) else op_type
         taken = [self._value(t) for t in inputs]
         made = [self._value(t) for t in (outputs or ())]
-        frames, layers = _where_am_i()
+        stack, layers, assigned = _where_am_i()
         body = self._bodies.get(kind)
         if body is not None:
             self._inline(body, taken, made, layers)
@@ -212,9 +211,11 @@ class EagerRecorder:
             inputs=taken,
             outputs=made,
             attrs={**_pairs(attrs), "taped": not pywrap_tfe.TFE_Py_TapeSetIsEmpty()},
-            stack=frames,
+            stack=stack,
             layers=layers,
         )
+        if kind in ASSIGN_OPS and assigned:
+            op.attrs["variable"] = assigned
         for index, value in enumerate(made):
             value.op, value.index = op, index
         flat.add_op(op)
@@ -343,18 +344,18 @@ def _pairs(attrs: Any) -> dict[str, Any]:
     return found
 
 
-def _where_am_i() -> tuple[tuple[Frame, ...], tuple[str, ...]]:
-    """Return the user's frames inside the innermost layer call or loop, and the layers."""
-    frames: list[Frame] = []
+def _where_am_i() -> tuple[Stack, tuple[str, ...], str | None]:
+    """Return the user's lines, the layers being called, and the variable being assigned."""
+    stack, frames = running_stack(sys._getframe(3))
     layers: list[str] = []
-    frame = sys._getframe(3)
-    while frame is not None:
+    assigned: str | None = None
+    for frame in frames:
         code = frame.f_code
-        name = code.co_filename
-        if is_user_file(name):
-            frames.append(Frame(name, frame.f_lineno, code.co_name))
-        elif code.co_name == "__call__" and name.endswith("keras/src/layers/layer.py"):
+        if code.co_name == "__call__" and code.co_filename.endswith("keras/src/layers/layer.py"):
             layer = frame.f_locals.get("self")
-            layers.append(getattr(layer, "name", type(layer).__name__))
-        frame = frame.f_back
-    return tuple(reversed(frames)), tuple(reversed(layers))
+            layers.append(str(getattr(layer, "name", type(layer).__name__)))
+        elif assigned is None and code.co_filename.endswith("ops/resource_variable_ops.py"):
+            # Not yet there while the variable itself is being made.
+            name = getattr(frame.f_locals.get("self"), "_handle_name", None)
+            assigned = None if name is None else str(name).removesuffix(":0")
+    return stack, tuple(reversed(layers)), assigned

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_gradguard.diagnosis.opgraph import ASSIGN_OPS, Op, OpGraph, Value
-from keras_gradguard.diagnosis.source import Frame, user_frames
+from keras_gradguard.diagnosis.source import Frame, user_stack
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _CONDS = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -146,22 +146,13 @@ class Flattener:
             inputs=inputs,
             outputs=outputs,
             attrs=plain_attrs(operation),
-            stack=lambda: self._frames(operation),
+            stack=lambda: user_stack(operation.traceback, self.outer),
             handle=operation,
             inside=inside,
         )
         for index, value in enumerate(outputs):
             value.op, value.index = op, index
         return self.flat.add_op(op)
-
-    def _frames(self, operation: Any) -> tuple[Frame, ...]:
-        frames = user_frames(operation.traceback)
-        shared = 0
-        while shared < min(len(frames), len(self.outer)) and (
-            frames[shared] == self.outer[shared]
-        ):
-            shared += 1
-        return frames[shared:]
 
     def _layers(self, graph: Any, number: int) -> tuple[str, ...]:
         best: tuple[str, ...] = ()

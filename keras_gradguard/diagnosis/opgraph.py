@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_gradguard.diagnosis.source import Frame
+from keras_gradguard.diagnosis.source import EMPTY, Frame, Stack
 
 ALIAS = "Alias"
 """Type of the pseudo-op that joins a call to the body it runs: the same value, renamed."""
@@ -84,7 +84,7 @@ class Op:
         outputs: What it makes. An assign makes one pseudo-value: what was assigned.
         order: Number in the order of creation; inlined bodies come at their call.
         attrs: Attributes as plain Python values.
-        stack: The user's frames, or a function that finds them when they are asked for.
+        stack: Where it was made, or a function that finds that out when it is asked for.
         layers: Names of the layers being called when it was made, outermost first.
         handle: The backend's own operation, where there still is one.
         inside: ``"while"``, ``"cond"``, ``"function"``…: the constructs around it.
@@ -98,7 +98,7 @@ class Op:
     outputs: list[Value] = field(default_factory=list)
     order: int = 0
     attrs: dict[str, Any] = field(default_factory=dict)
-    stack: tuple[Frame, ...] | Callable[[], tuple[Frame, ...]] = ()
+    stack: Stack | Callable[[], Stack] = EMPTY
     layers: tuple[str, ...] = ()
     handle: Any = None
     inside: tuple[str, ...] = ()
@@ -108,6 +108,14 @@ class Op:
     @property
     def frames(self) -> tuple[Frame, ...]:
         """The user's own stack frames inside the step, innermost last."""
+        return self._found().frames
+
+    @property
+    def api(self) -> str | None:
+        """Name of the public Keras function on the user's line (``"argmax"``), if it is one."""
+        return self._found().api
+
+    def _found(self) -> Stack:
         if callable(self.stack):
             self.stack = self.stack()
         return self.stack

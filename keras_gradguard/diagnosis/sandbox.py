@@ -136,7 +136,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
     """
     original = vars(owner)[name]
     instead = make(original)
-    here = threading.get_ident()
+    here: int | None = threading.get_ident()
 
     def method(*args: Any, **kwargs: Any) -> Any:
         chosen = instead if threading.get_ident() == here else original
@@ -148,7 +148,11 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        here = None
+        # Somebody may have put their own wrapper on top of this one meanwhile: theirs stays,
+        # and what it wraps passes every call on from now on.
+        if vars(owner).get(name) is method:
+            setattr(owner, name, original)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -34,6 +34,22 @@ class Frame:
     def __str__(self) -> str:
         """Return ``"file.py:32 in function"``."""
         return f"{self.short} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where an operation was made.
+
+    Args:
+        frames: The user's lines, innermost last.
+        api: The public ``keras.ops`` function that the innermost line called, or None.
+    """
+
+    frames: tuple[Frame, ...] = ()
+    api: str | None = None
+
+
+EMPTY = Stack()
 
 
 @functools.cache
@@ -69,21 +85,36 @@ def is_user_file(filename: str) -> bool:
     return not filename.startswith(_library_roots())
 
 
-def user_frames(entries: Iterable[Any] | None) -> tuple[Frame, ...]:
-    """Keep the user's frames of a traceback of an operation.
+@functools.cache
+def _is_keras_ops(filename: str) -> bool:
+    return "/keras/src/ops/" in filename.replace("\\", "/")
+
+
+def user_stack(entries: Iterable[Any] | None, outer: Sequence[Frame] = ()) -> Stack:
+    """Keep the user's frames of a traceback of an operation, and the Keras function called.
 
     Args:
         entries: Items with ``filename``, ``lineno`` and ``name``, outermost first (what
             TensorFlow keeps with a graph operation), or None.
-
-    Returns:
-        The user's frames, outermost first.
+        outer: Frames around the whole step, outermost first; where the traceback begins
+            with the same ones they are left out.
     """
-    if entries is None:
-        return ()
-    return tuple(
-        Frame(e.filename, e.lineno, e.name) for e in entries if is_user_file(e.filename)
-    )
+    frames: list[Frame] = []
+    api: str | None = None
+    for entry in entries or ():
+        if is_user_file(entry.filename):
+            frames.append(Frame(entry.filename, entry.lineno, entry.name))
+            api = None
+        elif api is None and _is_api(entry.filename, entry.name):
+            api = entry.name
+    shared = 0
+    while shared < min(len(frames), len(outer)) and frames[shared] == outer[shared]:
+        shared += 1
+    return Stack(tuple(frames[shared:]), api if shared < len(frames) else None)
+
+
+def _is_api(filename: str, function: str) -> bool:
+    return _is_keras_ops(filename) and not function.startswith("_") and "call" not in function
 
 
 def stack_frames(frame: FrameType | None = None, limit: int = 200) -> tuple[Frame, ...]:
@@ -105,6 +136,26 @@ def stack_frames(frame: FrameType | None = None, limit: int = 200) -> tuple[Fram
         frame = frame.f_back
         limit -= 1
     return tuple(reversed(found))
+
+
+def running_stack(frame: FrameType | None) -> tuple[Stack, tuple[FrameType, ...]]:
+    """Return where the running Python code stands, and all its frames, innermost first.
+
+    Args:
+        frame: Where to start, innermost.
+    """
+    walked: list[FrameType] = []
+    found: list[Frame] = []
+    api: str | None = None
+    while frame is not None:
+        code = frame.f_code
+        walked.append(frame)
+        if is_user_file(code.co_filename):
+            found.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
+        elif not found and _is_api(code.co_filename, code.co_name):
+            api = code.co_name
+        frame = frame.f_back
+    return Stack(tuple(reversed(found)), api), tuple(walked)
 
 
 def traceback_frames(traceback: TracebackType | None) -> tuple[Frame, ...]:

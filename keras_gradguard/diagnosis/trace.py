@@ -46,7 +46,7 @@ class TraceError(RuntimeError):
         self.kind = kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerCall:
     """One call of a layer (or of a Keras operation in a functional model) in the step.
 
@@ -71,7 +71,7 @@ class LayerCall:
     built_here: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TapeRecord:
     """One ``tape.gradient(target, sources)``.
 
@@ -94,7 +94,7 @@ class TapeRecord:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
     """One traced training step.
 

@@ -1,0 +1,359 @@
+"""Why a gradient is None: which operation cuts the way from the variable to the loss, and where.
+
+The walk goes forward from every read of the variable and asks TensorFlow, operation by
+operation, whether a gradient comes back through it. The first operation that gives none is
+the one nearest the variable, and its own stack names the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from keras_gradguard.diagnosis.cuts import Cut, Way, starts_of, way
+from keras_gradguard.diagnosis.eager import Recording
+from keras_gradguard.diagnosis.opgraph import ASSIGN_OPS, Op
+from keras_gradguard.diagnosis.oracle import Oracle
+from keras_gradguard.diagnosis.reads import unread
+from keras_gradguard.diagnosis.trace import Trace, backend_variable
+from keras_gradguard.diagnosis.view import (
+    StepView,
+    VariableSeen,
+    view_of_recording,
+    view_of_trace,
+)
+from keras_gradguard.diagnosis.wording import cut_fix, listed, op_words, shape_words, unique
+from keras_gradguard.findings import Cause, Evidence
+
+_MOST_CAUSES = 6
+
+
+def none_gradient(
+    seen: Trace | Recording | StepView,
+    *,
+    model: Any = None,
+    variables: Sequence[Any] | None = None,
+    loss: Any = None,
+) -> tuple[Cause, ...]:
+    """Explain every None gradient of one step.
+
+    Args:
+        seen: A traced step, or a recording of an eager one.
+        model: The model, for a recording; a trace knows its own.
+        variables: The variables whose gradient is None (Keras or backend variables).
+            Defaults to those for which the tape of ``seen`` gave None.
+        loss: For a recording: the loss tensor, to tell several tapes apart.
+
+    Returns:
+        Causes, best first: for each, which variables it concerns, the operation that cuts
+        the way and the user's line. Empty when no gradient is None.
+    """
+    view = as_view(seen, model=model, loss=loss)
+    if view is None:
+        return ()
+    wanted = None if variables is None else _keys(variables)
+    none = [v for v in view.variables if (v.none if wanted is None else v.key in wanted)]
+    if not none:
+        return ()
+    return _Explainer(view).explain(none)
+
+
+def as_view(
+    seen: Trace | Recording | StepView, *, model: Any = None, loss: Any = None
+) -> StepView | None:
+    """Return the view of a trace or a recording (None for a recording without any tape)."""
+    if isinstance(seen, StepView):
+        return seen
+    if isinstance(seen, Trace):
+        return view_of_trace(seen)
+    return view_of_recording(seen, model, loss=loss)
+
+
+def _keys(variables: Sequence[Any]) -> set[int]:
+    return {id(backend_variable(v)) for v in variables}
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The variables that one and the same thing explains."""
+
+    cause: str
+    score: float
+    text: str
+    fix: str
+    variables: list[VariableSeen] = field(default_factory=list)
+    places: tuple[str, ...] = ()
+    source: str | None = None
+    facts: tuple[Evidence, ...] = ()
+
+
+class _Explainer:
+    def __init__(self, view: StepView) -> None:
+        self.view = view
+        self.oracle = Oracle()
+        self.groups: dict[Any, _Group] = {}
+
+    def explain(self, none: Sequence[VariableSeen]) -> tuple[Cause, ...]:
+        for variable in none:
+            self._one(variable)
+        total = len(none)
+        causes = [_as_cause(g, total) for g in self.groups.values()]
+        causes.sort(key=lambda c: -c.score)
+        return tuple(causes[:_MOST_CAUSES])
+
+    def _add(self, key: Any, variable: VariableSeen, group: _Group) -> None:
+        kept = self.groups.setdefault((group.cause, key), group)
+        kept.score = max(kept.score, group.score)
+        if variable not in kept.variables:
+            kept.variables.append(variable)
+
+    # ---- one variable --------------------------------------------------------------
+
+    def _one(self, variable: VariableSeen) -> None:
+        if variable.dtype.startswith(("int", "uint", "bool")):
+            self._add(
+                variable.key,
+                variable,
+                _Group(
+                    cause="integer_variable",
+                    score=0.97,
+                    text=f"{variable.name} has dtype {variable.dtype}",
+                    fix="Create the variable with a float dtype, or with trainable=False.",
+                    places=(variable.layer,),
+                ),
+            )
+            return
+        reads, starts = starts_of(self.view.ops, variable.key)
+        if not reads:
+            if self.view.complete:
+                self._unread(variable)
+            return
+        found = way(self.view.ops, self.oracle, starts, self.view.loss)
+        if not found.exists:
+            self._not_in_loss(variable, reads)
+            return
+        untaped = self._untaped(variable, reads)
+        if untaped:
+            self._outside_tape(variable, reads, found)
+        for rank, cut in enumerate(self._telling(found)):
+            self._cut(variable, cut, rank + (1 if untaped else 0))
+        if found.open and not untaped:
+            self._open(variable, found)
+
+    def _telling(self, found: Way) -> list[Cut]:
+        """Return the cuts worth telling: nearest first, one per function the user called."""
+        cuts: dict[Any, Cut] = {}
+        for cut in found.cuts:
+            cuts.setdefault(self._spot(cut.op), cut)
+        return list(cuts.values())[:4]
+
+    def _spot(self, op: Op) -> Any:
+        """Return what makes two operations one to the user: a function called on one line."""
+        frame = op.frames[-1] if op.frames else None
+        return (frame, op.api, op.layer) if frame and op.api else op
+
+    def _untaped(self, variable: VariableSeen, reads: Sequence[Op]) -> bool:
+        if self.view.eager:
+            return not any(r.attrs.get("taped", r.inside != ()) for r in reads)
+        return variable.watched is False
+
+    # ---- what can be the matter ----------------------------------------------------
+
+    def _unread(self, variable: VariableSeen) -> None:
+        group_key, cause, text, fix, places, source = unread(self.view, variable)
+        self._add(
+            group_key,
+            variable,
+            _Group(cause=cause, score=0.95, text=text, fix=fix, places=places, source=source),
+        )
+
+    def _not_in_loss(self, variable: VariableSeen, reads: Sequence[Op]) -> None:
+        derived = self.view.ops.descendants([o for r in reads for o in r.outputs])
+        for left in self.view.left:
+            if left.value in derived:
+                line = left.frames[-1] if left.frames else None
+                how = "numpy()" if left.how in ("numpy", "__array__") else f"{left.how}()"
+                self._add(
+                    str(line),
+                    variable,
+                    _Group(
+                        cause="leaves_tensorflow",
+                        score=0.95,
+                        text=f"a value computed from it becomes a Python number or NumPy array "
+                        f"by {how.replace('__', '')}" + (f" ({line})" if line else ""),
+                        fix="Keep the value a tensor up to the loss: use keras.ops or tf "
+                        "functions instead of NumPy, float() and int().",
+                        places=("loss",),
+                        source=line.short if line else None,
+                    ),
+                )
+                return
+        if self._loss_is_constant():
+            line = self.view.tape_frames[-1] if self.view.tape_frames else None
+            self._add(
+                "constant",
+                variable,
+                _Group(
+                    cause="leaves_tensorflow",
+                    score=0.7,
+                    text="the loss depends on no variable at all: the model's output reached it "
+                    "as a plain number or array, if at all",
+                    fix="Compute the loss with keras.ops or tf functions directly on what the "
+                    "model returned; np.array(), numpy() and float() cut the tape.",
+                    places=("loss",),
+                    source=line.short if line else None,
+                ),
+            )
+        count = sum(1 for v in derived if v.op is not None)
+        self._add(
+            variable.layer,
+            variable,
+            _Group(
+                cause="output_not_in_loss",
+                score=0.6 if self._loss_is_constant() else 0.95,
+                text=f"{variable.layer!r} runs ({count} values are computed from it) but none "
+                "of them reaches the loss",
+                fix=f"Give the output of {variable.layer!r} a loss (in compile(), or add_loss), "
+                "or freeze it with trainable=False.",
+                places=(variable.layer,),
+            ),
+        )
+
+    def _loss_is_constant(self) -> bool:
+        """True when no trainable variable of the step has a way to the loss."""
+        behind = self.view.ops.ancestors(self.view.loss)
+        return not any(
+            out in behind
+            for v in self.view.variables
+            for out in starts_of(self.view.ops, v.key)[1]
+        )
+
+    def _outside_tape(self, variable: VariableSeen, reads: Sequence[Op], found: Way) -> None:
+        line = next((r.source for r in reads if r.source), None)
+        self._add(
+            "tape",
+            variable,
+            _Group(
+                cause="outside_tape",
+                score=0.97 if found.open else 0.85,
+                text=f"{variable.name} is read and its value reaches the loss, but the tape "
+                "recorded no read of it: the forward pass ran before the tape was opened, "
+                "after it was closed, or under stop_recording",
+                fix="Move the call of the model inside `with tf.GradientTape() as tape:`, "
+                "together with the loss.",
+                places=("loss", *([self.view.model.name] if self.view.model else [])),
+                source=line,
+            ),
+        )
+
+    def _cut(self, variable: VariableSeen, cut: Cut, rank: int) -> None:
+        op = cut.op
+        score = 0.95 * 0.8**rank
+        if op.type in ASSIGN_OPS:
+            self._assign(variable, op, score)
+            return
+        name = {
+            "StopGradient": "stop_gradient",
+            "PyFunc": "leaves_tensorflow",
+            "PyFuncStateless": "leaves_tensorflow",
+        }.get(op.type, "non_differentiable_op")
+        where = self.view.place(op)
+        what = op_words(op)
+        made = f"{shape_words(cut.value)} -> {shape_words(cut.output)}"
+        inside = f", inside a {op.inside[-1]}" if op.inside else ""
+        line = op.frames[-1] if op.frames else None
+        text = (
+            f"{what} in {where!r} ({made}{inside}) hands no gradient back"
+            if where not in ("loss", "train_step")
+            else f"{what} in the {where} ({made}{inside}) hands no gradient back"
+        )
+        self._add(
+            self._spot(op),
+            variable,
+            _Group(
+                cause=name,
+                score=score,
+                text=text + (f" ({line})" if line else ""),
+                fix=cut_fix(op),
+                places=(where,),
+                source=line.short if line else None,
+                facts=(
+                    Evidence(
+                        name="distance",
+                        value=cut.distance,
+                        text=f"{cut.distance} operations after the variable",
+                    ),
+                ),
+            ),
+        )
+
+    def _assign(self, variable: VariableSeen, assign: Op, score: float) -> None:
+        place = self.view.place(assign)
+        line = assign.frames[-1] if assign.frames else None
+        target = self._assigned_name(assign)
+        self._add(
+            assign,
+            variable,
+            _Group(
+                cause="variable_assign_breaks_path",
+                score=score,
+                text=f"the value is written into {repr(target) if target else 'a variable'} with assign and read back; "
+                "an assign records nothing on the tape" + (f" ({line})" if line else ""),
+                fix="Use the tensor itself instead of the variable: build it with "
+                "keras.ops.slice_update, keras.ops.scatter or tf.tensor_scatter_nd_update, and "
+                "assign only what is to be remembered.",
+                places=unique((place,), (target,) if target else ()),
+                source=line.short if line else None,
+            ),
+        )
+
+    def _assigned_name(self, assign: Op) -> str | None:
+        """Return the name of the variable that an assign writes, or None."""
+        if "variable" in assign.attrs:
+            return str(assign.attrs["variable"])
+        handle = assign.inputs[0] if assign.inputs else None
+        behind = self.view.ops.ancestors([handle]) if handle is not None else set()
+        for key, handles in self.view.ops.variables.items():
+            if any(h in behind for h in handles):
+                return self.view.names.get(key)
+        return None
+
+    def _open(self, variable: VariableSeen, found: Way) -> None:
+        custom = [op for op in found.passed if "_gradient_op_type" in op.attrs]
+        if custom:
+            op = custom[0]
+            line = op.frames[-1] if op.frames else None
+            self._add(
+                op,
+                variable,
+                _Group(
+                    cause="non_differentiable_op",
+                    score=0.7,
+                    text="the way goes through a function with tf.custom_gradient, whose "
+                    "gradient is None" + (f" ({line})" if line else ""),
+                    fix="Return a gradient (not None) for every argument of the function under "
+                    "tf.custom_gradient.",
+                    places=(self.view.place(op),),
+                    source=line.short if line else None,
+                ),
+            )
+
+
+def _as_cause(group: _Group, total: int) -> Cause:
+    names = [v.name for v in group.variables]
+    layers = [v.layer for v in group.variables]
+    share = len(names) / max(total, 1)
+    said = Evidence(
+        name="variables_without_gradient",
+        value=len(names),
+        text=f"{group.text}; no gradient for {listed(names)}",
+    )
+    return Cause(
+        name=group.cause,
+        score=round(min(1.0, group.score * (0.9 + 0.1 * share)), 4),
+        where=unique(group.places, layers, names),
+        evidence=(said, *group.facts),
+        fix=group.fix,
+        source=group.source,
+    )
