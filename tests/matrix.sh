@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# The tests on the oldest and on the newest versions, on every Python at hand.
+# Environments are kept in .venv-matrix/, so a second call installs nothing.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+UV=${UV:-uv}
+WORKERS=${WORKERS:-2}
+export TF_CPP_MIN_LOG_LEVEL=3 UV_LINK_MODE=${UV_LINK_MODE:-copy}
+
+# TensorBoard before 2.21 imports pkg_resources, which setuptools 82 no longer has.
+oldest=(tensorflow==2.16.1 keras==3.7.0 numpy==1.26.4 tensorboard==2.16.2 'setuptools<82')
+newest=(--upgrade tensorflow keras numpy tensorboard)
+
+failed=()
+try() { # name, python, requirements...
+    local name=$1 python=$2
+    shift 2
+    local home=.venv-matrix/$name
+    echo "=== $name: $*"
+    [[ -x $home/bin/python ]] || "$UV" venv --quiet --no-python-downloads --python "$python" "$home" \
+        || { echo "=== $name: no such Python here, left out"; return; }
+    "$UV" pip install --quiet --python "$home/bin/python" --editable '.[plot]' --group tests "$@" \
+        || { failed+=("$name: install"); return; }
+    "$home/bin/python" -c 'import sys, tensorflow, keras, numpy, tensorboard as tb
+print("Python", sys.version.split()[0], "TensorFlow", tensorflow.__version__, "Keras", keras.__version__,
+      "NumPy", numpy.__version__, "TensorBoard", tb.__version__)'
+    # Old versions warn about things that are long mended; the newest run is the strict one.
+    local warnings=()
+    [[ $name == *oldest* ]] && warnings=(-W default)
+    "$home/bin/python" -m pytest -n "$WORKERS" --dist worksteal "${warnings[@]}" ${PYTEST_ARGS:-} \
+        || failed+=("$name")
+}
+
+for version in 3.11 3.12 3.13; do
+    python=$(command -v "python$version")
+    if ! "$python" -c '' 2>/dev/null; then
+        python=$(ls -d "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python 2>/dev/null | tail -1)
+    fi
+    [[ -n $python ]] || { echo "=== Python $version is not here"; continue; }
+    # TensorFlow 2.16 has no wheels for Python 3.13.
+    [[ $version == 3.13 ]] || try "py$version-oldest" "$python" "${oldest[@]}"
+    try "py$version-newest" "$python" "${newest[@]}"
+done
+
+if ((${#failed[@]})); then
+    printf 'failed: %s\n' "${failed[@]}"
+    exit 1
+fi

@@ -1,0 +1,32 @@
+"""Run by `make dist` in an environment that has nothing but the wheel: does it do its work?"""
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import keras_gradguard
+from keras_gradguard import GradientGuard
+from keras_gradguard.errors import ZeroGradientError
+
+assert "site-packages" in keras_gradguard.__file__, keras_gradguard.__file__
+assert keras_gradguard.__version__ == metadata.version("keras-gradguard")
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, activation="relu")])
+model.layers[0].bias.assign([-1e3])
+model.compile("sgd", "mse")
+x, y = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
+cause = None
+try:
+    model.fit(x, y, batch_size=4, callbacks=[GradientGuard("wheel-logs")], verbose=0)
+except ZeroGradientError as error:
+    cause = error.finding.cause
+assert cause == "dead_relu_output", cause
+assert list(Path("wheel-logs/gradguard").glob("events.out.tfevents.*"))
+command = Path(sys.executable).with_name("gradguard")
+subprocess.run([command, "--version"], check=True)
+subprocess.run([command, "show", "wheel-logs"], check=False)
+print("The wheel works: version", keras_gradguard.__version__)
