@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.python.eager.lift_to_graph import lift_to_graph
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework.func_graph import FuncGraph
@@ -14,12 +15,20 @@ from keras_gradguard.diagnosis.opgraph import ASSIGN_OPS
 from keras_gradguard.diagnosis.trace import Trace
 
 
-def run(trace: Trace, tensors: Sequence[Any], *, limit_bytes: int = 2_000_000_000) -> list[Any]:
+def run(
+    trace: Trace,
+    tensors: Sequence[Any],
+    *,
+    instead: Mapping[int, Any] | None = None,
+    limit_bytes: int = 2_000_000_000,
+) -> list[Any]:
     """Execute a traced step as far as ``tensors`` need it.
 
     Args:
         trace: A traced step.
         tensors: Symbolic tensors of ``trace.graph``.
+        instead: ``id(tf_variable)`` -> value to compute with in place of the variable's own;
+            the variable itself is left alone.
         limit_bytes: Refuse to fetch more than this many bytes, as far as static shapes
             tell. Defaults to 2 GB.
 
@@ -40,7 +49,8 @@ def run(trace: Trace, tensors: Sequence[Any], *, limit_bytes: int = 2_000_000_00
             f"`tensors` would take {total:,} bytes, more than limit_bytes={limit_bytes:,}. "
             "Fetch fewer tensors, or reductions of them."
         )
-    function, inputs = _pruned(trace, wanted)
+    stand_ins = {key: tf.Variable(value, trainable=False) for key, value in (instead or {}).items()}
+    function, inputs = _pruned(trace, wanted, stand_ins)
     written = _written(trace)
     before = [(v, v.read_value()) for v in written]
     try:
@@ -56,7 +66,9 @@ def _size(tensor: Any) -> int:
     return int(count or 1) * max(tensor.dtype.size, 1)
 
 
-def _pruned(trace: Trace, wanted: Sequence[Any]) -> tuple[Any, list[Any]]:
+def _pruned(
+    trace: Trace, wanted: Sequence[Any], stand_ins: Mapping[int, Any]
+) -> tuple[Any, list[Any]]:
     """Return a function of the batch that gives ``wanted``, and the batch."""
     holders = [holder for holder, _ in trace.feeds]
     values = [value for _, value in trace.feeds]
@@ -70,7 +82,8 @@ def _pruned(trace: Trace, wanted: Sequence[Any]) -> tuple[Any, list[Any]]:
     )
     pruned.inputs.extend(lifted[h] for h in holders)
     for outside, inner in captures:
-        pruned.add_capture(outside, lifted[inner])
+        stand_in = stand_ins.get(id(trace.captured.get(inner.op.name)))
+        pruned.add_capture(outside if stand_in is None else stand_in.handle, lifted[inner])
     pruned.outputs.extend(lifted[t] for t in wanted)
     for function in trace.graph._functions.values():
         pruned._add_function(function)

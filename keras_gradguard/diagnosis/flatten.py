@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_gradguard.diagnosis.opgraph import ASSIGN_OPS, Op, OpGraph, Value
+from keras_gradguard.diagnosis.opgraph import ASSIGN_OPS, Call, Op, OpGraph, Value
 from keras_gradguard.diagnosis.source import Frame, user_stack
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -107,11 +107,16 @@ class Flattener:
             if operation.type in ("Placeholder", "PlaceholderWithDefault"):
                 continue
             inputs = [self._get(path, t) for t in operation.inputs]
-            if operation.type in _CALLS and self._call(operation, inputs, outputs, path, inside):
-                continue
-            if operation.type in _CONDS and self._cond(operation, inputs, outputs, path, inside):
-                continue
-            if operation.type in _WHILES and self._while(operation, inputs, outputs, path, inside):
+            first = len(self.flat.ops)
+            for types, add in (
+                (_CALLS, self._call),
+                (_CONDS, self._cond),
+                (_WHILES, self._while),
+            ):
+                if operation.type in types:
+                    add(operation, inputs, outputs, path, inside)
+                    self.flat.calls.append(Call(operation, first, len(self.flat.ops)))
+            if len(self.flat.ops) > first or operation.type in (*_CALLS, *_CONDS, *_WHILES):
                 continue
             if operation.type in ASSIGN_OPS:
                 source = inputs[-1] if inputs else None
@@ -177,14 +182,13 @@ class Flattener:
             self.flat.link(source, self._get(inner, argument))
         return inner, [self._get(inner, t) for t in body.outputs]
 
-    def _call(self, operation: Any, inputs: Any, outputs: Any, path: Any, inside: Any) -> bool:
+    def _call(self, operation: Any, inputs: Any, outputs: Any, path: Any, inside: Any) -> None:
         body = self._body(operation, operation.get_attr("f").name)
         _, results = self.enter(body, path, (*inside, "function"), inputs)
         for result, output in zip(results, outputs, strict=False):
             self.flat.link(result, output)
-        return True
 
-    def _cond(self, operation: Any, inputs: Any, outputs: Any, path: Any, inside: Any) -> bool:
+    def _cond(self, operation: Any, inputs: Any, outputs: Any, path: Any, inside: Any) -> None:
         if "Case" in operation.type:
             names = [f.name for f in operation.get_attr("branches")]
         else:
@@ -198,9 +202,8 @@ class Flattener:
                 self.flat.link(result, output)
         for output in outputs:
             self.flat.link(chosen, output)
-        return True
 
-    def _while(self, operation: Any, inputs: Any, outputs: Any, path: Any, inside: Any) -> bool:
+    def _while(self, operation: Any, inputs: Any, outputs: Any, path: Any, inside: Any) -> None:
         now = (*inside, "while")
         body = self._body(operation, operation.get_attr("body").name)
         test = self._body(operation, operation.get_attr("cond").name)
@@ -216,7 +219,6 @@ class Flattener:
             self.flat.link(inputs[i], output)
             if result.dtype not in ("resource", "variant"):
                 self.flat.link(counted, output)
-        return True
 
 
 def plain_attrs(operation: Any) -> dict[str, Any]:

@@ -135,6 +135,21 @@ class Op:
         return f"<Op {self.type} {self.name!r}>"
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One inlined call, ``cond`` or ``while`` and the part of ``OpGraph.ops`` it became.
+
+    Args:
+        handle: The backend's own operation.
+        first: Index of its first operation in ``OpGraph.ops``.
+        last: Index after its last one.
+    """
+
+    handle: Any
+    first: int
+    last: int
+
+
 class OpGraph:
     """The operations of one step in the order of creation, with the variables they read."""
 
@@ -142,6 +157,7 @@ class OpGraph:
         """Start empty."""
         self.ops: list[Op] = []
         self.variables: dict[Any, list[Value]] = {}
+        self.calls: list[Call] = []
         self.truncated = False
         self._values: dict[Any, Value] = {}
         self._count = 0

@@ -242,7 +242,7 @@ class _Explainer:
                 "after it was closed, or under stop_recording",
                 fix="Move the call of the model inside `with tf.GradientTape() as tape:`, "
                 "together with the loss.",
-                places=("loss", *([self.view.model.name] if self.view.model else [])),
+                places=("loss",),
                 source=line,
             ),
         )

@@ -58,7 +58,7 @@ class LayerCall:
         outputs: The symbolic tensors it gave, flat.
         graph: The graph in which it was called.
         frames: The user's lines that called it, innermost last.
-        built_here: True when the layer was created during this step.
+        built_here: True when the layer is none of the model's and was built in this step.
     """
 
     layer: Any
@@ -119,6 +119,7 @@ class Trace:
         captured: Name of the placeholder of a captured handle -> the variable.
         untracked: Trainable backend variables in the graph that the model does not list.
         custom_step: True when the model has its own ``train_step``.
+        known_layers: ``id`` of every layer that the model lists.
         notes: What went differently from training, for the reader.
     """
 
@@ -141,6 +142,7 @@ class Trace:
     captured: dict[str, Any] = field(default_factory=dict)
     untracked: tuple[Any, ...] = ()
     custom_step: bool = False
+    known_layers: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
 
     def key(self, variable: Any) -> int:
@@ -243,6 +245,7 @@ class _Watch:
             first = operation_count(graph)
             parents = tuple(self.stack)
             self.stack.append(layer.name)
+            was_built = bool(getattr(layer, "built", True))
             try:
                 outputs = original(layer, *args, **kwargs)
             finally:
@@ -258,7 +261,7 @@ class _Watch:
                     outputs=_listed(outputs),
                     graph=graph,
                     frames=self.inner_frames(),
-                    built_here=isinstance(layer, Layer) and id(layer) not in self.known,
+                    built_here=not was_built and id(layer) not in self.known,
                 )
             )
             return outputs
@@ -550,6 +553,7 @@ def _finish(
         captured=watch.captured(),
         untracked=untracked,
         custom_step=custom,
+        known_layers=frozenset(watch.known),
         notes=tuple(notes),
     )
 
