@@ -1,0 +1,1 @@
+"""What TensorBoard shows of a guarded run: event files, layout and the GradGuard tab."""
