@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from keras_gradguard.findings import Finding
-from keras_gradguard.policy import Policy
 from keras_gradguard.recorder import Recorder
 from keras_gradguard.session import context_of
 from keras_gradguard.settings import Settings
-from keras_gradguard.taps.trainer import GuardedTrainFunction
+from keras_gradguard.taps.keeper import BatchKeeper
 
 
 class Explainer:
@@ -19,6 +18,7 @@ class Explainer:
         settings: The guard's settings.
         mode: ``"fit"``, ``"loop"`` or ``"check"``.
         model: The model, or None when only gradients are handed over.
+        optimizer: Its optimizer, or None.
         partners: Other models in the loop.
         loss: The loss function, or None.
     """
@@ -29,22 +29,65 @@ class Explainer:
         *,
         mode: Literal["fit", "loop", "check"],
         model: Any = None,
+        optimizer: Any = None,
         partners: tuple[Any, ...] = (),
         loss: Any = None,
     ) -> None:
         self.settings = settings
         self.mode = mode
         self.model = model
+        self.optimizer = optimizer
         self.partners = partners
         self.loss = loss
-        self.guarded: GuardedTrainFunction | None = None
+        self.keeper: BatchKeeper | None = None
+        self.recording: Any = None
 
     def __call__(self, finding: Finding, recorder: Recorder | None) -> Finding:
         """Return the finding with its causes; unchanged when the diagnosis is switched off."""
         if not self.settings.diagnose or self.model is None:
             return finding
-        return finding
+        from keras_gradguard.diagnosis import explain
+
+        return explain(finding, self.context(finding, recorder))
+
+    def preflight(self) -> tuple[Finding, ...]:
+        """Return what is wrong with model, loss and data by themselves, seen on one batch."""
+        batch = self._batch()
+        if not self.settings.diagnose or self.model is None or batch is None:
+            return ()
+        from keras_gradguard.diagnosis import preflight
+
+        return preflight(self.model, self.optimizer, self.loss, batch)
+
+    def context(self, finding: Finding, recorder: Recorder | None) -> Any:
+        """Return what the diagnosis may look at."""
+        from keras_gradguard.diagnosis.context import Context
+
+        return Context(
+            model=self.model,
+            optimizer=self.optimizer,
+            loss=self.loss,
+            batch=self._batch(),
+            mode=self.mode,
+            partners=self.partners,
+            step=finding.step,
+            recording=self.recording,
+            **context_of(recorder),
+        )
+
+    def _batch(self) -> Any:
+        from keras_gradguard.diagnosis.context import Batch
+
+        kept = None if self.keeper is None else self.keeper.batch()
+        if kept is None:
+            return None
+        if self.mode != "fit":
+            return Batch(x=kept)
+        if not isinstance(kept, tuple):
+            return Batch(x=kept)
+        x, y, weight = (*kept, None, None)[:3]
+        return Batch(x=x, y=y, sample_weight=weight)
 
     def release(self) -> None:
         """Let go of everything that belongs to the run."""
-        self.guarded = None
+        self.recording = None

@@ -52,10 +52,13 @@ class FitSession:
             tap = reuse.observer.tap
         else:
             self._reuse = None
-        self.explainer = Explainer(settings, mode="fit", model=model)
+        self.explainer = Explainer(
+            settings, mode="fit", model=model, optimizer=getattr(model, "optimizer", None)
+        )
         self.observer = Observer(
             [model], settings, findings, writer, cadence, self.explainer, tap=tap
         )
+        self.explainer.keeper = self.observer.tap.keepers[0]
         self.attachment = Attachment(self.observer.tap, self._failed)
         self._unread = 0
         self._steps = 0
@@ -80,7 +83,6 @@ class FitSession:
                 with model.distribute_strategy.scope():
                     optimizer.build(model.trainable_variables)
             self.guarded = guard_train_function(model, self.attachment, self._reuse)
-            self.explainer.guarded = self.guarded
         except BaseException:
             self.finish()
             raise

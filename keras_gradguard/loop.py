@@ -50,10 +50,12 @@ class LoopSession:
             settings,
             mode="loop" if models else "check",
             model=self.models[0] if self.models else None,
+            optimizer=self.optimizers[0] if self.optimizers else None,
             partners=tuple(self.models[1:]),
             loss=loss,
         )
         self.observer = Observer(self.models, settings, findings, writer, cadence, self.explainer)
+        self.explainer.keeper = self.observer.tap.keepers[0]
         self._batches = 0
         self._unread = 0
         self._still: StillWeights | None = None

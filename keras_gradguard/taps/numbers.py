@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_gradguard.taps.untangle import own_copy
+
 BINS = 512
 
 
@@ -22,7 +24,7 @@ def dense_values(gradient: Any) -> Any:
         so that sums of squares are those of the magnitude.
     """
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    values = tf.convert_to_tensor(values)
+    values = own_copy(tf.convert_to_tensor(values))
     if values.dtype.is_complex:
         values = tf.stack([tf.math.real(values), tf.math.imag(values)], axis=-1)
     if values.dtype not in (tf.float32, tf.float64):
@@ -35,12 +37,15 @@ def half_square(values: Any) -> Any:
     return tf.cast(tf.nn.l2_loss(values), tf.float32)
 
 
-def magnitudes(gradient: Any) -> Any:
-    """Return the entries of a gradient as a flat float32 vector; a complex entry as its magnitude."""
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    values = tf.convert_to_tensor(values)
-    if values.dtype.is_complex:
-        values = tf.abs(values)
+def magnitudes(values: Any, gradient: Any) -> Any:
+    """Return the entries of a gradient as a flat float32 vector; a complex entry as its magnitude.
+
+    Args:
+        values: What :func:`dense_values` made of it.
+        gradient: The gradient itself.
+    """
+    if gradient.dtype.is_complex:
+        values = tf.norm(values, axis=-1)
     return tf.reshape(tf.cast(values, tf.float32), [-1])
 
 

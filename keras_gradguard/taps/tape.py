@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_gradguard.taps.untangle import own_copy
+
 
 @dataclass(slots=True)
 class TapeRecord:
@@ -31,7 +33,7 @@ def scalar_loss(target: Any) -> Any:
     parts = [t for t in parts if t.dtype.is_floating or t.dtype.is_integer]
     if not parts:
         return None
-    means = [tf.reduce_mean(tf.cast(t, tf.float32)) for t in parts]
+    means = [tf.reduce_mean(tf.cast(own_copy(t), tf.float32)) for t in parts]
     return means[0] if len(means) == 1 else tf.add_n(means)
 
 

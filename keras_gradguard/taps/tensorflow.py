@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_gradguard.records import Row, Sample
 from keras_gradguard.taps import names, numbers, optimizers
 from keras_gradguard.taps.base import Cadence
+from keras_gradguard.taps.keeper import BatchKeeper, all_reachable
 from keras_gradguard.taps.channel import TensorFlowChannel
 from keras_gradguard.taps.tape import TapeRecord, TapeWatch, scalar_loss
 
@@ -61,6 +62,7 @@ class TensorFlowTap:
         self.skip_non_finite = skip_non_finite
         self.channels: dict[tuple[int, ...], TensorFlowChannel] = {}
         self.tape = TapeWatch()
+        self.keepers: list[BatchKeeper] = [BatchKeeper()]
         self.seen = 0  # calls of apply, traced or eager
         self.wrapping = 0  # optimizers wrapped at the moment
         self._hand_delivered: tuple[int, ...] = ()
@@ -171,10 +173,9 @@ class TensorFlowTap:
         buffers.has_loss = buffers.has_loss or loss is not None
         scale = tf.cast(optimizers.loss_scale(run.optimizer), tf.float32)
         zero = tf.zeros([])
-        halves = [
-            zero if g is None else numbers.half_square(numbers.dense_values(g))
-            for g in run.grads
-        ]
+        # Once, outside the conditions below: they read the same copies.
+        values = [None if g is None else numbers.dense_values(g) for g in run.grads]
+        halves = [zero if v is None else numbers.half_square(v) for v in values]
         lead = [tf.constant(float("nan")) if loss is None else loss, scale]
         row = tf.stack([*lead, *halves])
         count = buffers.count.read_value()
@@ -189,19 +190,24 @@ class TensorFlowTap:
         measured = run.optimizer is not None and bool(run.present)
 
         def take() -> list[Any]:
-            values = [None if g is None else numbers.magnitudes(g) for g in run.grads]
+            flat = [
+                None if v is None else numbers.magnitudes(v, g)
+                for v, g in zip(values, run.grads, strict=True)
+            ]
             counts = [
                 tf.zeros([numbers.BINS], tf.int32) if v is None else numbers.exponent_counts(v)
-                for v in values
+                for v in flat
             ]
-            tops = [zero if v is None else numbers.largest(v) for v in values]
+            tops = [zero if v is None else numbers.largest(v) for v in flat]
             at = [[slot]]
             buffers.histogram.scatter_nd_update(at, [tf.stack(counts)])
-            lows = tf.fill([len(values)], 0.0 if measured else float("nan"))
+            lows = tf.fill([len(flat)], 0.0 if measured else float("nan"))
             buffers.stats.scatter_nd_update(at, [tf.stack([tf.stack(tops), lows, lows], axis=1)])
             buffers.sample_step.scatter_nd_update(at, [count])
             buffers.sample_rate.scatter_nd_update(at, [run.learning_rate()])
             buffers.bad_budget.assign_sub(tf.cast(bad, tf.int64))
+            for keeper in self.keepers:
+                keeper.save(compiled=full)
             if not measured:
                 buffers.taken.assign_add(1)
                 return []
@@ -215,8 +221,10 @@ class TensorFlowTap:
             ]
 
         before = tf.nest.flatten(tf.cond(sample, take, leave))
-        with tf.control_dependencies([row, *before]):
-            result = self._update(run, bad)
+        # No control dependencies here: on the operations of the update they would keep TensorFlow
+        # from regrouping products as it does without a guard. The automatic ones of a function
+        # order the reads above before the assignments.
+        result = self._update(run, bad)
 
         def measure() -> Any:
             pairs = [_moved(a, b) for a, b in zip(run.weights(), before, strict=True)]
@@ -281,7 +289,12 @@ class TensorFlowTap:
         scale = 1.0 if optimizer is None else float(tf.cast(optimizers.loss_scale(optimizer), tf.float32))
         row = channel.push(halves, loss, scale)
         if wanted:
-            values = [None if g is None else numbers.magnitudes(g) for g in grads]
+            for keeper in self.keepers:
+                keeper.save(compiled=False)
+            values = [
+                None if g is None else numbers.magnitudes(numbers.dense_values(g), g)
+                for g in grads
+            ]
             blank = np.zeros(numbers.BINS, np.int32)
             unknown = np.full(len(values), np.nan, np.float32)
             channel.push_sample(
@@ -427,12 +440,5 @@ def _number(loss: Any) -> float | None:
 
 def _reachable(target: Any) -> Any:
     """Return the loss as a scalar of the graph being traced, or None when it is in another one."""
-    graph = tf.compat.v1.get_default_graph()
-    outer = set()
-    while graph is not None:
-        outer.add(id(graph))
-        graph = getattr(graph, "outer_graph", None)
     parts = [t for t in tf.nest.flatten(target) if tf.is_tensor(t)]
-    if any(not hasattr(t, "numpy") and id(getattr(t, "graph", None)) not in outer for t in parts):
-        return None
-    return scalar_loss(parts)
+    return scalar_loss(parts) if all_reachable(parts) else None

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_gradguard.taps import optimizers
+from keras_gradguard.taps.keeper import watching_step
 from keras_gradguard.taps.tensorflow import TensorFlowTap
 
 # How data running out looks: part of every epoch, no error.
@@ -105,7 +106,9 @@ class GuardedTrainFunction:
             a is b for a, b in zip(wanted, self._traced_for, strict=True)
         )
         if self._inner is None or not same:
-            self.model.make_train_function(force=True)
+            keepers = [k for tap in wanted for k in tap.keepers]
+            with watching_step(self.model, keepers):
+                self.model.make_train_function(force=True)
             self._inner = self.model.train_function
             self.model.train_function = self
             self._traced_for = wanted

@@ -1,0 +1,174 @@
+"""Keeps the batch of the last sampled step, so that a diagnosis need not take one from the run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_EXAMPLES = 64
+
+
+class BatchKeeper:
+    """Holds the first examples of the batch that the last sampled step trained on.
+
+    In graph mode the batch is copied into device variables on sampled steps only. Under XLA
+    and with several replicas nothing is kept: shapes have to be static there, and a replica
+    sees a part of the batch only.
+
+    Args:
+        examples: Most examples to keep of a batch.
+    """
+
+    def __init__(self, examples: int = _EXAMPLES) -> None:
+        self.examples = examples
+        self.size: int | None = None
+        self._current: Any = None
+        self._kept: Any = None
+        self._variables: list[Any] = []
+        self._structure: Any = None
+
+    def see(self, data: Any) -> None:
+        """Take note of the batch that is being trained on, traced or eager."""
+        self._current = data
+
+    def forget(self) -> None:
+        """Let go of tensors of a step that is over."""
+        self._current = None
+
+    def save(self, *, compiled: bool) -> None:
+        """Keep the batch noted by :meth:`see`. Called inside the sampled branch in a graph.
+
+        Args:
+            compiled: The step is compiled by XLA.
+        """
+        data = self._current
+        if data is None:
+            return
+        if tf.executing_eagerly():
+            self._kept = tf.nest.map_structure(self._head, data)
+            self._variables = []
+            return
+        if compiled or tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            return
+        structure = tf.nest.map_structure(self._head, data)
+        leaves = tf.nest.flatten(structure, expand_composites=True)
+        tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+        if not all_reachable(tensors):
+            return
+        dtypes = [t.dtype for t in tensors]
+        if [v.dtype for v in self._variables] != dtypes:
+            with tf.init_scope():
+                self._variables = [_holder(d) for d in dtypes]
+        self._structure = structure
+        for variable, tensor in zip(self._variables, tensors, strict=True):
+            variable.assign(tensor)
+
+    def batch(self) -> Any:
+        """Return the kept batch as NumPy arrays in the structure that the step got, or None."""
+        if self._kept is not None and not self._variables:
+            return tf.nest.map_structure(_numpy, self._kept)
+        if not self._variables or self._structure is None:
+            return None
+        values = [v.read_value() for v in self._variables]
+        if any(v.shape.rank is None for v in values):
+            return None
+        leaves = tf.nest.flatten(self._structure, expand_composites=True)
+        fill = iter(values)
+        filled = [next(fill) if tf.is_tensor(leaf) else leaf for leaf in leaves]
+        packed = tf.nest.pack_sequence_as(self._structure, filled, expand_composites=True)
+        return tf.nest.map_structure(_numpy, packed)
+
+    def _head(self, leaf: Any) -> Any:
+        if tf.is_tensor(leaf) and isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0:
+            return leaf[: self.examples]
+        return leaf
+
+
+@contextlib.contextmanager
+def watching_step(model: Any, keepers: list[BatchKeeper]) -> Iterator[None]:
+    """Let ``model.train_step`` show its batch to ``keepers`` while a train function is made.
+
+    Args:
+        model: A Keras model; its instance dictionary is afterwards what it was before.
+        keepers: Who wants to see the batches.
+    """
+    own = vars(model)
+    missing = object()
+    previous = own.get("train_step", missing)
+    original = model.train_step
+
+    def train_step(data: Any) -> Any:
+        for keeper in keepers:
+            keeper.see(data)
+        try:
+            return original(data)
+        finally:
+            for keeper in keepers:
+                keeper.forget()
+
+    own["train_step"] = train_step
+    try:
+        yield
+    finally:
+        if previous is missing:
+            del own["train_step"]
+        else:
+            own["train_step"] = previous
+
+
+@contextlib.contextmanager
+def watching_calls(model: Any, keeper: BatchKeeper) -> Iterator[None]:
+    """Let calls of ``model`` show their inputs to ``keeper`` for the time of a ``with`` block.
+
+    Args:
+        model: A Keras model; its instance dictionary is afterwards what it was before.
+        keeper: Who wants to see the inputs.
+    """
+    own = vars(model)
+    missing = object()
+    previous = own.get("call", missing)
+    original = model.call
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            keeper.see(args[0])
+        return original(*args, **kwargs)
+
+    own["call"] = call
+    try:
+        yield
+    finally:
+        keeper.forget()
+        if previous is missing:
+            del own["call"]
+        else:
+            own["call"] = previous
+
+
+def _holder(dtype: Any) -> Any:
+    initial = tf.constant("" if dtype == tf.string else False if dtype == tf.bool else 0, dtype)
+    return tf.Variable(
+        initial,
+        trainable=False,
+        shape=tf.TensorShape(None),
+        dtype=dtype,
+        name="gradguard_batch",
+    )
+
+
+def all_reachable(tensors: list[Any]) -> bool:
+    """Return True when every tensor can be used in the graph that is being traced."""
+    graph, outer = tf.compat.v1.get_default_graph(), set()
+    while graph is not None:
+        outer.add(id(graph))
+        graph = getattr(graph, "outer_graph", None)
+    return all(
+        hasattr(t, "numpy") or id(getattr(t, "graph", None)) in outer for t in tensors
+    )
+
+
+def _numpy(leaf: Any) -> Any:
+    return leaf.numpy() if hasattr(leaf, "numpy") else leaf
