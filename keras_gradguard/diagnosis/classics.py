@@ -284,7 +284,11 @@ def _gets_zero(
 ) -> bool:
     """Return True when the gradient that arrives is exactly 0 wherever the result is not finite."""
     outputs = [t for t in step.handle.outputs if t.name in known]
-    inputs = [t for t in step.handle.inputs if t.name in step.bad_inputs]
+    inputs = [
+        t
+        for t in step.handle.inputs
+        if t.name in step.bad_inputs and outputs and t.shape == outputs[0].shape
+    ]
     if not outputs or not inputs:
         return False
     arriving, leaving = run(

@@ -236,12 +236,10 @@ class EagerRecorder:
 
     def _inline(self, body: Any, taken: list[Value], made: list[Value], layers: Any) -> None:
         flat = self.recording.ops
-        first = len(flat.ops)
+        self._flattener.around = layers
         _, results = self._flattener.enter(body, ("eager",), ("function",), taken)
         for result, output in zip(results, made, strict=False):
             flat.link(result, output)
-        for op in flat.ops[first:]:
-            op.layers = (*layers, *op.layers)
 
     # ---- what else is worth a note -------------------------------------------------
 

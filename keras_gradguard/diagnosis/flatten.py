@@ -91,6 +91,7 @@ class Flattener:
         self.outer = outer
         self.limit = limit
         self.calls = 0
+        self.around: tuple[str, ...] = ()
         self.spans: dict[int, list[Span]] = {}
         for span in spans:
             self.spans.setdefault(id(span.graph), []).append(span)
@@ -114,7 +115,10 @@ class Flattener:
                 (_WHILES, self._while),
             ):
                 if operation.type in types:
+                    around = self.around
+                    self.around = self._layers(graph, number)
                     add(operation, inputs, outputs, path, inside)
+                    self.around = around
                     self.flat.calls.append(Call(operation, first, len(self.flat.ops)))
             if len(self.flat.ops) > first or operation.type in (*_CALLS, *_CONDS, *_WHILES):
                 continue
@@ -160,7 +164,9 @@ class Flattener:
         return self.flat.add_op(op)
 
     def _layers(self, graph: Any, number: int) -> tuple[str, ...]:
-        best: tuple[str, ...] = ()
+        # A body that an earlier call traced was made by no layer of this step, but is run by
+        # one.
+        best = self.around
         for span in self.spans.get(id(graph), ()):
             if span.first <= number < span.last and len(span.layers) > len(best):
                 best = span.layers

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras import tree
 
 from keras_gradguard.diagnosis import classics, probe
+from keras_gradguard.diagnosis.execute import run
 from keras_gradguard.diagnosis.probe import Step
 from keras_gradguard.diagnosis.trace import Trace, backend_variable
 from keras_gradguard.diagnosis.view import StepView, view_of_trace
@@ -128,7 +129,7 @@ def _run(trace: Trace, view: StepView, instead: Mapping[int, Any]) -> tuple[Caus
         return ()
     bad = probe.count_bad(trace, probe.float_tensors(handles), instead)
     steps = probe.first_bad_forward(trace, bad, handles)
-    loss_is_bad = bool(bad.get(_target(trace).name))
+    loss_is_bad = bool(bad.get(trace.loss.name))
     causes: list[Cause] = []
     if loss_is_bad:
         for step in steps[:3]:
@@ -136,14 +137,36 @@ def _run(trace: Trace, view: StepView, instead: Mapping[int, Any]) -> tuple[Caus
         return _spread(causes)
     if not trace.variables or not any(g is not None for g in trace.gradients):
         return ()
-    backward, known = probe.first_bad_backward(trace, handles, instead)
+    is_scaled = trace.scaled_loss is not None and trace.scaled_loss is not trace.loss
+    backward, known = probe.first_bad_backward(trace, handles, instead, scaled=False)
     for step in backward[:3]:
         causes.append(classics.backward(trace, view, step, known, instead, steps))
+    if not backward and is_scaled:
+        backward, _ = probe.first_bad_backward(trace, handles, instead)
+        causes += [_only_scaled(trace, step) for step in backward[:1]]
     return _spread(causes)
 
 
-def _target(trace: Trace) -> Any:
-    return trace.scaled_loss if trace.scaled_loss is not None else trace.loss
+def _only_scaled(trace: Trace, step: Step) -> Cause:
+    """The gradient itself is finite: only the loss scale drives it out of range."""
+    scale, loss = run(trace, [trace.scaled_loss, trace.loss])
+    factor = float(scale) / float(loss) if float(loss) else float("nan")
+    return Cause(
+        name="float16_overflow",
+        score=0.4,
+        where=("optimizer",),
+        evidence=(
+            Evidence(
+                name="loss_scale",
+                value=factor,
+                text=f"the gradient is finite by itself and overflows with the loss scale "
+                f"{factor:.4g}, first at {step.handle.name!r}; a dynamic loss scale lowers "
+                "itself, which is healthy in the first steps",
+            ),
+        ),
+        fix="Nothing while the loss scale still falls. If it goes on for many steps, set a "
+        "smaller `initial_scale`, or use the mixed_bfloat16 policy.",
+    )
 
 
 def _spread(causes: Sequence[Cause]) -> tuple[Cause, ...]:
@@ -165,10 +188,11 @@ def _spread(causes: Sequence[Cause]) -> tuple[Cause, ...]:
 
 def _refused(trace: Trace, problem: Exception) -> tuple[Cause, ...]:
     """TensorFlow refuses labels and indices out of range on the CPU instead of giving NaN."""
-    text = str(problem).splitlines()[0]
-    lowered = text.lower()
-    if "label value" in lowered or ("indices" in lowered and "not in [0" in lowered):
-        label = "label" in lowered
+    telling = ("label value", "not in [0")
+    lines = [s for s in str(problem).splitlines() if any(t in s for t in telling)]
+    if lines:
+        text = lines[0]
+        label = telling[0] in text
         return (
             Cause(
                 name="label_out_of_range",

@@ -56,7 +56,7 @@ def none_gradient(
     none = [v for v in view.variables if (v.none if wanted is None else v.key in wanted)]
     if not none:
         return ()
-    return _Explainer(view).explain(none)
+    return Explainer(view).explain(none)
 
 
 def as_view(
@@ -88,13 +88,17 @@ class _Group:
     facts: tuple[Evidence, ...] = ()
 
 
-class _Explainer:
+class Explainer:
+    """Walks from variables to the loss and gathers what cuts the ways, one cause a spot."""
+
     def __init__(self, view: StepView) -> None:
+        """Explain one step."""
         self.view = view
         self.oracle = Oracle()
         self.groups: dict[Any, _Group] = {}
 
     def explain(self, none: Sequence[VariableSeen]) -> tuple[Cause, ...]:
+        """Return the causes for variables that get no gradient, best first."""
         for variable in none:
             self._one(variable)
         total = len(none)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_gradguard.diagnosis.cuts import starts_of
 from keras_gradguard.diagnosis.execute import run
-from keras_gradguard.diagnosis.opgraph import Op
+from keras_gradguard.diagnosis.opgraph import Op, Value
 from keras_gradguard.diagnosis.trace import Trace
 from keras_gradguard.diagnosis.view import owners_of
 
@@ -107,19 +108,26 @@ def first_bad_forward(
     return found
 
 
-def gradients_of(trace: Trace, tensors: Sequence[Any]) -> list[Any]:
+def gradients_of(trace: Trace, tensors: Sequence[Any], *, scaled: bool = True) -> list[Any]:
     """Return ``d loss / d tensor`` for tensors of the top graph (dense, or None).
 
-    The loss is taken as it is differentiated in training, loss scale included.
+    Args:
+        trace: The step.
+        tensors: What to differentiate with respect to.
+        scaled: Take the loss as it is differentiated in training, loss scale included.
     """
-    target = trace.scaled_loss if trace.scaled_loss is not None else trace.loss
+    target = trace.scaled_loss if scaled and trace.scaled_loss is not None else trace.loss
     with trace.graph.as_default():
         found = tf.gradients(target, list(tensors))
     return [g.values if isinstance(g, tf.IndexedSlices) else g for g in found]
 
 
 def first_bad_backward(
-    trace: Trace, handles: Sequence[Any], instead: Mapping[int, Any] | None = None
+    trace: Trace,
+    handles: Sequence[Any],
+    instead: Mapping[int, Any] | None = None,
+    *,
+    scaled: bool = True,
 ) -> tuple[list[Step], dict[str, Any]]:
     """Return the operations whose gradient is finite at the output and not at an input.
 
@@ -127,17 +135,21 @@ def first_bad_backward(
         trace: The step; its loss must be finite.
         handles: The operations of the forward pass, in order.
         instead: Values to use in place of variables.
+        scaled: Whether the loss scale is in.
 
     Returns:
-        The operations, the last of the forward pass first (where the backward pass meets
+        Nothing when every variable's gradient is finite; else the operations, the last of the forward pass first (where the backward pass meets
         trouble first), and tensor name -> its gradient tensor.
     """
-    tensors = float_tensors(handles)[:_MOST]
-    gradients = gradients_of(trace, tensors)
+    moving, reads = _moving(trace)
+    tensors = [t for t in float_tensors(handles) if t.name in moving][:_MOST]
+    gradients = gradients_of(trace, tensors, scaled=scaled)
     known = {t.name: g for t, g in zip(tensors, gradients, strict=True) if g is not None}
     names = list(known)
     counted = count_bad(trace, [known[n] for n in names], instead)
     bad = {n: counted.get(known[n].name, 0) for n in names}
+    if not any(bad.get(n) for n in reads):
+        return [], known
     found = []
     for handle in reversed(list(handles)):
         inputs = [t.name for t in handle.inputs if bad.get(t.name)]
@@ -154,6 +166,22 @@ def first_bad_backward(
             )
         )
     return found, known
+
+
+def _moving(trace: Trace) -> tuple[set[str], set[str]]:
+    """Return the names of the tensors that depend on a trainable variable, and of its reads."""
+    keys = [trace.key(v) for v in trace.variables]
+    reads = [o for k in keys for o in starts_of(trace.ops, k)[1]]
+    names = {v.tensor.name for v in trace.ops.descendants(reads) if _is_top(trace, v)}
+    read_names = {v.tensor.name for v in reads if _is_top(trace, v)}
+    if len(read_names) < len(reads):
+        # Some are read inside a called function; there only its arguments are seen.
+        read_names |= names
+    return names, read_names
+
+
+def _is_top(trace: Trace, value: Value) -> bool:
+    return value.tensor is not None and value.tensor.graph is trace.graph
 
 
 def fresh_values(trace: Trace, keys: Iterable[int]) -> dict[int, Any]:

@@ -13,6 +13,7 @@ from keras_gradguard.diagnosis.cuts import Way, starts_of, way
 from keras_gradguard.diagnosis.execute import run
 from keras_gradguard.diagnosis.opgraph import Op, Value
 from keras_gradguard.diagnosis.oracle import ZERO_INPUTS, Oracle
+from keras_gradguard.diagnosis.path import Explainer
 from keras_gradguard.diagnosis.trace import Trace, backend_variable
 from keras_gradguard.diagnosis.view import StepView, VariableSeen, view_of_trace
 from keras_gradguard.diagnosis.wording import listed, op_words, shape_words, unique
@@ -29,7 +30,8 @@ def zero_gradient(
 
     Args:
         trace: A traced step.
-        variables: Variables whose gradient is 0. Defaults to all that have a gradient.
+        variables: Variables whose gradient is 0. Defaults to those whose gradient is 0 on
+            the trace's batch.
 
     Returns:
         Causes, best first: ``zero_gradient_op`` and ``second_derivative_of_relu`` are
@@ -39,10 +41,25 @@ def zero_gradient(
     view = view_of_trace(trace)
     keys = None if variables is None else {id(backend_variable(v)) for v in variables}
     asked = [
-        v for v in view.variables if not v.none and (keys is None or v.key in keys)
+        v
+        for v, zero in zip(view.variables, _are_zero(trace, keys), strict=True)
+        if not v.none and (zero if keys is None else v.key in keys)
     ]
+    if not asked:
+        return ()
     causes = [*_by_structure(view, asked), *_by_clipping(trace, view, asked)]
     return tuple(sorted(causes, key=lambda c: -c.score))
+
+
+def _are_zero(trace: Trace, keys: set[int] | None) -> list[bool]:
+    """Return for each variable whether its gradient is exactly 0 (not asked when given)."""
+    if keys is not None or not trace.gradients:
+        return [False] * len(trace.variables)
+    dense = [g.values if isinstance(g, tf.IndexedSlices) else g for g in trace.gradients]
+    with trace.graph.as_default():
+        sizes = [tf.reduce_sum(tf.cast(tf.not_equal(g, 0), tf.int32)) for g in dense if g is not None]
+    counts = iter(run(trace, sizes))
+    return [g is not None and int(next(counts)) == 0 for g in dense]
 
 
 # ---- structure -------------------------------------------------------------------------
@@ -51,17 +68,23 @@ def zero_gradient(
 def _by_structure(view: StepView, asked: Sequence[VariableSeen]) -> list[Cause]:
     oracle = Oracle()
     groups: dict[Op, list[VariableSeen]] = {}
+    cut: list[VariableSeen] = []
     for variable in asked:
         _, starts = starts_of(view.ops, variable.key)
-        free = way(view.ops, oracle, starts, view.loss, zeros_cut=True)
-        if free.open or not free.exists:
+        if not way(view.ops, oracle, starts, view.loss).open:
+            # TensorFlow gives zeros in place of None for what a while loop carries, and
+            # for one branch of a cond.
+            cut.append(variable)
             continue
-        for cut in free.cuts:
-            index = ZERO_INPUTS.get(cut.op.type)
-            if index is not None and cut.op.inputs[index] is cut.value:
-                groups.setdefault(cut.op, []).append(variable)
+        free = way(view.ops, oracle, starts, view.loss, zeros_cut=True)
+        if free.open:
+            continue
+        for met in free.cuts:
+            index = ZERO_INPUTS.get(met.op.type)
+            if index is not None and met.op.inputs[index] is met.value:
+                groups.setdefault(met.op, []).append(variable)
                 break
-    causes = []
+    causes = list(Explainer(view).explain(cut)) if cut else []
     for op, variables in groups.items():
         names = [v.name for v in variables]
         place = view.place(op)
