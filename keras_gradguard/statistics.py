@@ -192,24 +192,28 @@ def log10_table(counts: ArrayLike) -> Float64:
         raise ValueError(
             f"`counts` must be one histogram of shape (512,). Received: shape {np.shape(counts)}"
         )
-    magnitude = magnitude_counts(counts)
-    lowest = EXPONENT_BIAS + LOWEST_OCTAVE
-    octaves = magnitude[lowest:NON_FINITE_EXPONENT].astype(np.float64)
-    octaves[0] += magnitude[1:lowest].sum()
-    edges = np.arange(LOWEST_OCTAVE, LOWEST_OCTAVE + len(octaves) + 1) * LOG10_OCTAVE
-    table = np.empty((len(octaves) + 1, 3))
-    table[0] = edges[0] - 1.0, edges[0], magnitude[ZERO_EXPONENT]
-    table[1:, 0], table[1:, 1], table[1:, 2] = edges[:-1], edges[1:], octaves
-    filled = np.flatnonzero(table[:, 2])
-    return table[filled[0] : filled[-1] + 1] if len(filled) else table[:1]
+    return log10_tables(np.asarray(counts)[None])[0]
 
 
 def log10_tables(counts: ArrayLike) -> list[Float64]:
-    """Apply :func:`log10_table` to each row of ``[V, 512]`` counts."""
+    """Apply :func:`log10_table` to each row of ``[V, 512]`` counts, at once."""
     array = _checked(counts)
     if array.ndim != 2:
         raise ValueError(f"`counts` must have shape (V, 512). Received: shape {array.shape}")
-    return [log10_table(row) for row in array]
+    magnitude = magnitude_counts(array)
+    lowest = EXPONENT_BIAS + LOWEST_OCTAVE
+    octaves = NON_FINITE_EXPONENT - lowest
+    edges = np.arange(LOWEST_OCTAVE, LOWEST_OCTAVE + octaves + 1) * LOG10_OCTAVE
+    tables = np.empty((len(array), octaves + 1, 3))
+    tables[:, 0, :2] = edges[0] - 1.0, edges[0]
+    tables[:, 1:, 0], tables[:, 1:, 1] = edges[:-1], edges[1:]
+    tables[:, 0, 2] = magnitude[:, ZERO_EXPONENT]
+    tables[:, 1:, 2] = magnitude[:, lowest:NON_FINITE_EXPONENT]
+    tables[:, 1, 2] += magnitude[:, 1:lowest].sum(axis=-1)
+    filled = tables[:, :, 2] > 0
+    first = filled.argmax(axis=1)
+    last = np.where(filled.any(axis=1), octaves - filled[:, ::-1].argmax(axis=1), 0)
+    return [t[a : b + 1] for t, a, b in zip(tables, first, last, strict=True)]
 
 
 def norm_from_half_square(half_square: ArrayLike) -> NDArray[np.float32]:

@@ -23,6 +23,7 @@ from keras_gradguard.errors import GradientGuardWarning
 from keras_gradguard.findings import Finding
 from keras_gradguard.records import Float, Row, Sample, Table
 from keras_gradguard.tensorboard import incidents, schema
+from keras_gradguard.tensorboard.layout import layout_bytes
 from keras_gradguard.tensorboard.naming import NameRegistry, printable
 from keras_gradguard.tensorboard.record_file import RecordFile
 from keras_gradguard.tensorboard.summaries import (
@@ -220,6 +221,7 @@ class EventWriter:
         self._layer_names = NameRegistry()
         self._findings: list[Finding] = []
         self._described: set[str] = set()
+        self._layout_written = False
 
     def _new_run(self) -> None:
         self._close()
@@ -378,20 +380,19 @@ class EventWriter:
         series = self._series_of(table)
         series.last_sample = sample.step
         event = self._event()
-        numbers = schema.encode_sample(sample)
+        numbers = schema.encode_sample(sample, table.none)
         event.tensor(
             schema.samples_tag(series.number, series.samples_written // schema.VALUES_PER_CHUNK),
             numbers,
         )
         series.samples_written += 1
         zero, nonfinite, ratio = numbers[:3]
+        tables = statistics.log10_tables(sample.histogram) if self._histograms else []
         for i, name in enumerate(series.names):
             if i in table.none:
                 continue
             if self._histograms:
-                event.histogram(
-                    f"gradient_log10/{name}", statistics.log10_table(sample.histogram[i])
-                )
+                event.histogram(f"gradient_log10/{name}", tables[i])
             event.scalar(f"gradient_zero_fraction/{name}", float(zero[i]))
             event.scalar(f"gradient_nonfinite/{name}", float(nonfinite[i]))
             if math.isfinite(ratio[i]):  # no ratio to weights that are all zero
@@ -405,17 +406,34 @@ class EventWriter:
             series.awaited.add(sample.step)
         self._flush_if_due()
 
-    @staticmethod
-    def _add_bands(event: EventBuilder, series: _Series, table: Table, sample: Sample) -> None:
-        for layer, columns in series.layers.items():
-            seen = [i for i in columns if i not in table.none]
-            if seen:
-                counts = statistics.merge(sample.histogram[seen])
-                for q, value in zip(
-                    ("p05", "p50", "p95"), statistics.log10_percentiles(counts), strict=True
-                ):
-                    if math.isfinite(value):
-                        event.scalar(f"gradient_log10_{q}/{layer}", float(value))
+    def _add_bands(
+        self, event: EventBuilder, series: _Series, table: Table, sample: Sample
+    ) -> None:
+        if not self._layout_written:
+            self._layout_written = True
+            event.layout(layout_bytes(self._all_layers(series)))
+        seen = {
+            layer: [i for i in columns if i not in table.none]
+            for layer, columns in series.layers.items()
+        }
+        layers = [layer for layer, columns in seen.items() if columns]
+        if not layers:
+            return
+        counts = np.stack([statistics.merge(sample.histogram[seen[layer]]) for layer in layers])
+        bands = statistics.log10_percentiles(counts, (5.0, 50.0, 95.0))
+        for layer, band in zip(layers, bands, strict=True):
+            if math.isfinite(band[1]):  # NaN when every entry is zero: the curve ends there
+                for q, value in zip(("p05", "p50", "p95"), band, strict=True):
+                    event.scalar(f"gradient_log10_{q}/{layer}", float(value))
+
+    def _all_layers(self, series: _Series) -> list[str]:
+        """Layers of the announced tables and of ``series``, without repetition."""
+        names = [
+            self._layer_names.name(self._label(table), info.layer)
+            for table in self._declared
+            for info in table.variables
+        ]
+        return list(dict.fromkeys([*names, *series.layers]))
 
     def _write_norms(self, series: _Series, step: int) -> None:
         series.awaited.discard(step)

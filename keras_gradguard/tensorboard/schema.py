@@ -119,12 +119,18 @@ def decode_rows(step: int, block: NDArray[Any]) -> RowBlock:
     )
 
 
-def encode_sample(sample: Sample) -> Float32:
-    """A sample's numbers (not its histograms) as a ``[9, V]`` tensor, see ``SAMPLE_FIELDS``."""
+def encode_sample(sample: Sample, none: frozenset[int] = frozenset()) -> Float32:
+    """A sample's numbers (not its histograms) as a ``[9, V]`` tensor, see ``SAMPLE_FIELDS``.
+
+    Args:
+        sample: The statistics.
+        none: Columns whose gradient is None: all their numbers become NaN (a zero fraction is
+            never NaN otherwise).
+    """
     counts = sample.histogram
     percentiles = statistics.log10_percentiles(counts, (5.0, 50.0, 95.0))
     with np.errstate(over="ignore"):  # a ratio beyond float32 is as good as Inf
-        return np.stack(
+        block = np.stack(
             [
                 statistics.zero_fraction(counts),
                 statistics.nonfinite_count(counts),
@@ -135,6 +141,8 @@ def encode_sample(sample: Sample) -> Float32:
                 sample.weight,
             ]
         ).astype(np.float32)
+    block[:, sorted(none)] = np.nan
+    return block
 
 
 def table_json(table: Table, *, series: int, label: str, names: Sequence[str]) -> str:

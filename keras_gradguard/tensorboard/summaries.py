@@ -119,6 +119,16 @@ class EventBuilder:
         tensor.dtype = _DT_STRING
         tensor.string_val.append(text.encode("utf-8", "backslashreplace"))
 
+    def layout(self, data: bytes) -> None:
+        """Add the Custom Scalars layout, see :mod:`keras_gradguard.tensorboard.layout`."""
+        from tensorboard.plugins.custom_scalar import metadata
+
+        value = self._summary.value.add(tag=metadata.CONFIG_SUMMARY_TAG)
+        value.metadata.CopyFrom(metadata.create_summary_metadata())
+        value.metadata.data_class = protos()[0].DATA_CLASS_TENSOR
+        value.tensor.dtype = _DT_STRING
+        value.tensor.string_val.append(data)
+
     def serialized(self, step: int, wall_time: float) -> bytes:
         """Return the event's bytes."""
         _, event_pb2 = protos()
