@@ -1,0 +1,17 @@
+"""From a symptom to its cause, its place and the fix."""
+
+from __future__ import annotations
+
+from keras_gradguard.diagnosis.context import ActivationStats, Batch, Context, DataStats
+from keras_gradguard.diagnosis.diagnose import diagnose, preflight
+from keras_gradguard.diagnosis.explain import explain
+
+__all__ = [
+    "ActivationStats",
+    "Batch",
+    "Context",
+    "DataStats",
+    "diagnose",
+    "explain",
+    "preflight",
+]

@@ -1,0 +1,237 @@
+"""Which operation turns a live gradient into zeros: a walk from the variable towards the loss.
+
+The gradient of the loss with respect to every value between a variable and the loss is computed
+on the batch. Walking from the variable, the first operation that gets a gradient at its output
+and gives none at its input is where it dies: a ReLU that is off, a sigmoid at its flat end, a
+clip, a product with something that is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from keras_gradguard.diagnosis.facts import Facts
+from keras_gradguard.diagnosis.opgraph import ALIAS, Op, Value
+
+PASSES = frozenset(
+    {
+        ALIAS, "Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "Cast", "Transpose",
+        "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "StridedSlice", "Snapshot", "BroadcastTo",
+        "Tile", "Slice", "PadV2", "Pad", "CheckNumerics", "EnsureShape",
+    }
+)  # fmt: skip
+"""Operations that hand values on as they are (only moved or repeated)."""
+
+SQUASHERS = frozenset({"Sigmoid", "Softmax"})
+FLAT_ENDS = frozenset(
+    {"Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Relu6", "Elu", "Selu", "Softplus", "Softsign",
+     "Erf", "Erfc", "Exp", "Expm1", "Atan"}
+)  # fmt: skip
+STEPS = frozenset({"Sign", "Floor", "Ceil", "Round", "Rint", "FloorDiv", "TruncateDiv", "ZerosLike"})
+CLIPS = frozenset({"Maximum", "Minimum", "ClipByValue"})
+PRODUCTS = frozenset(
+    {"Mul", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv1D", "Conv2D", "Conv3D",
+     "DepthwiseConv2dNative", "Einsum", "MulNoNan", "Conv2DBackpropInput",
+     "Conv3DBackpropInputV2"}
+)  # fmt: skip
+CHOICES = frozenset({"Select", "SelectV2", "GatherV2", "GatherNd", "ResourceGather", "Gather"})
+EXTREMA = frozenset({"Abs", "Square", "SquaredDifference", "Pow", "L2Loss", "Huber"})
+_MOST_CULPRITS = 40
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Culprit:
+    """One operation that gets a gradient and gives none to ``value``.
+
+    Args:
+        op: The operation.
+        value: Its input whose gradient is 0.
+        variables: Names of the variables behind it.
+    """
+
+    op: Op
+    value: Value
+    variables: tuple[str, ...]
+
+
+def top_tensor(value: Value, facts: Facts) -> Any:
+    """Return the tensor of a value when it lives in the top graph, else None."""
+    tensor = value.tensor
+    trace = facts.trace
+    if trace is None or tensor is None or getattr(tensor, "graph", None) is not trace.graph:
+        return None
+    return tensor
+
+
+def find_culprits(facts: Facts, names: Sequence[str]) -> list[Culprit]:
+    """Find where the gradients of some variables die.
+
+    Args:
+        facts: Measurements with a traced step.
+        names: Variables whose gradient is 0 on the batch.
+
+    Returns:
+        The operations, those that concern most variables first.
+    """
+    trace, view = facts.trace, facts.view
+    if trace is None or view is None or not facts.loss_values:
+        return []
+    ops = view.ops
+    starts: dict[str, list[Value]] = {}
+    for name in names:
+        variable = facts.variables.get(name)
+        if variable is not None:
+            starts[name] = [o for op in ops.reads(trace.key(variable)) for o in op.outputs]
+    alive = liveness(facts, [v for vs in starts.values() for v in vs])
+    found: dict[tuple[int, int], tuple[Op, Value, list[str]]] = {}
+    for name, values in starts.items():
+        for op, value in _walk(facts, values, alive):
+            key = (id(op), id(value))
+            found.setdefault(key, (op, value, []))[2].append(name)
+    ranked = sorted(found.values(), key=lambda item: -len(item[2]))[:_MOST_CULPRITS]
+    return [Culprit(op, value, tuple(who)) for op, value, who in ranked]
+
+
+def _walk(
+    facts: Facts, starts: Iterable[Value], alive: Callable[[Value], bool | None]
+) -> list[tuple[Op, Value]]:
+    found: list[tuple[Op, Value]] = []
+    todo = list(starts)
+    seen = set(todo)
+    while todo:
+        value = todo.pop()
+        for op in value.uses:
+            outs = [o for o in op.outputs if o in facts.reach]
+            if op.type != ALIAS and any(alive(o) for o in outs):
+                found.append((op, value))
+                continue
+            new = [o for o in outs if o not in seen and o.is_float]
+            seen.update(new)
+            todo += new
+    return found
+
+
+def liveness(facts: Facts, starts: Sequence[Value]) -> Callable[[Value], bool | None]:
+    """Compute which values between ``starts`` and the loss get a gradient other than 0.
+
+    Returns:
+        A function of a value: True, False, or None when its gradient cannot be asked for
+        (inside a loop's body, or not connected by differentiable operations).
+    """
+    trace, view = facts.trace, facts.view
+    if trace is None or view is None:
+        return lambda _: None
+    between = view.ops.descendants(starts) & facts.reach
+    values = [v for v in between if v.is_float and top_tensor(v, facts) is not None]
+    values.sort(key=lambda v: v.order)
+    state: dict[Value, bool] = dict.fromkeys(facts.loss_values, True)
+
+    def make() -> list[Any]:
+        target = trace.scaled_loss
+        gradients = tf.gradients(target, [v.tensor for v in values])
+        connected = [(v, g) for v, g in zip(values, gradients, strict=True) if g is not None]
+        order.extend(v for v, _ in connected)
+        if not connected:
+            return []
+        flags = [
+            tf.reduce_any(tf.not_equal(g.values if isinstance(g, tf.IndexedSlices) else g, 0))
+            for _, g in connected
+        ]
+        return [tf.stack(flags)]
+
+    order: list[Value] = []
+    results = facts.compute(make)
+    if results:
+        state.update(zip(order, (bool(b) for b in results[0]), strict=True))
+    return state.get
+
+
+def activity(facts: Facts, values: Sequence[Value]) -> dict[Value, tuple[float, float]]:
+    """Return (smallest, largest) of each value that lives in the top graph, on the batch."""
+    here = [v for v in dict.fromkeys(values) if top_tensor(v, facts) is not None]
+    here = [v for v in here if v.dtype not in ("resource", "variant", "string")]
+    here = [v for v in here if v.shape is None or 0 not in v.shape]
+    if not here:
+        return {}
+
+    def make() -> list[Any]:
+        pairs = []
+        for v in here:
+            t = v.tensor
+            t = tf.cast(t, tf.float32) if t.dtype != tf.float32 else t
+            pairs.append(tf.stack([tf.reduce_min(t), tf.reduce_max(t)]))
+        return [tf.stack(pairs)]
+
+    (table,) = facts.compute(make)
+    return {v: (float(lo), float(hi)) for v, (lo, hi) in zip(here, table, strict=True)}
+
+
+def through(value: Value, also: frozenset[str] = frozenset()) -> Op | None:
+    """Return the operation that made a value, seen through mere reshapes and renamings.
+
+    Args:
+        value: Where to start.
+        also: More types to look through (their first input is followed).
+    """
+    seen: set[int] = set()
+    while value.op is not None and id(value.op) not in seen:
+        op = value.op
+        if op.type not in PASSES and op.type not in also:
+            return op
+        seen.add(id(op))
+        floats = [v for v in op.inputs if v.is_float] or op.inputs
+        if not floats:
+            return op
+        value = floats[0]
+    return value.op
+
+
+def is_output(op: Op, facts: Facts) -> bool:
+    """Return True when an operation's output is an output of the model, maybe reshaped."""
+    outputs = set(facts.outputs)
+    todo = list(op.outputs)
+    seen = set(todo)
+    while todo:
+        value = todo.pop()
+        if value in outputs:
+            return True
+        for user in value.uses:
+            if user.type in PASSES:
+                new = [o for o in user.outputs if o not in seen]
+                seen.update(new)
+                todo += new
+    return False
+
+
+def constant(value: Value) -> float | None:
+    """Return the number that a value is known to be at trace time, or None."""
+    op = value.op
+    steps = 0
+    while op is not None and op.type in PASSES and op.inputs and steps < 20:
+        value, steps = op.inputs[0], steps + 1
+        op = value.op
+    if op is not None and op.type == "Const" and "value" in op.attrs:
+        array = op.attrs["value"]
+        if array.dtype.kind in "fiu" and array.size and bool((array == array.flat[0]).all()):
+            return float(array.flat[0])
+    return None
+
+
+def clip_bounds(op: Op) -> tuple[float | None, float | None]:
+    """Return (lower, upper) of a clip operation as far as they are constants."""
+    if op.type == "ClipByValue" and len(op.inputs) == 3:
+        return constant(op.inputs[1]), constant(op.inputs[2])
+    numbers = [c for c in map(constant, op.inputs) if c is not None]
+    if not numbers:
+        return None, None
+    return (numbers[0], None) if op.type == "Maximum" else (None, numbers[0])
+
+
+def is_probability_clip(op: Op) -> bool:
+    """Return True for a clip to just inside [0, 1], as cross-entropies on probabilities do."""
+    low, high = clip_bounds(op)
+    return (low is not None and 0 < low <= 1e-2) or (high is not None and 0.99 <= high < 1.0)
