@@ -12,7 +12,12 @@ from keras_gradguard.session import Writer
 from keras_gradguard.settings import Settings
 from keras_gradguard.taps import optimizers
 from keras_gradguard.taps.base import Cadence
-from keras_gradguard.taps.trainer import Attachment, GuardedTrainFunction, guard_train_function
+from keras_gradguard.taps.trainer import (
+    Attachment,
+    GuardedTrainFunction,
+    guard_train_function,
+    has_stock_step,
+)
 
 
 class FitSession:
@@ -74,22 +79,13 @@ class FitSession:
         """
         model = self.model
         try:
-            if self._stock_step() and model.built and model.weights and not model.trainable_weights:
+            if has_stock_step(model) and model.built and model.weights and not model.trainable_weights:
                 self.observer.run.report(nothing_trainable(model))
-            optimizer = model.optimizer
-            if optimizer is not None and model.built and not optimizer.built:
-                # What `apply` would do at the first step; done outside the trace because XLA
-                # cannot lift the creation of variables out of the conditions of the tap.
-                with model.distribute_strategy.scope():
-                    optimizer.build(model.trainable_variables)
             self.guarded = guard_train_function(model, self.attachment, self._reuse)
         except BaseException:
             self.finish()
             raise
 
-    def _stock_step(self) -> bool:
-        module = getattr(type(self.model).train_step, "__module__", "")
-        return str(module).startswith("keras.")
 
     def before_batch(self) -> None:
         """Look at the steps so far when there are enough, then let the next one pass."""

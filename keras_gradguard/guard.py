@@ -82,12 +82,18 @@ class GradientGuard(keras.callbacks.Callback):
         self._findings: list[Finding] = []
         self._fits: list[FitSession] = []
         self._finished: list[FitSession] = []
+        self._sessions: list[FitSession | LoopSession] = []
         self._loop: LoopSession | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Everything found in this run, warnings too; the next run starts anew."""
         return tuple(self._findings)
+
+    @property
+    def steps_seen(self) -> int:
+        """Optimizer steps recorded in this run, over all optimizers."""
+        return sum(s.observer.run.steps_seen for s in self._sessions)
 
     def _writer(self) -> Writer | None:
         if self.settings.log_dir is None:
@@ -108,10 +114,11 @@ class GradientGuard(keras.callbacks.Callback):
             stale.finish()
             self._fits.remove(stale)
         if not self._fits:
-            self._findings = []
+            self._findings, self._sessions = [], []
         reuse = next((f for f in self._finished if f.model is model), None)
         session = FitSession(model, self.settings, self._findings, self._writer(), reuse=reuse)
         self._fits.append(session)
+        self._sessions.append(session)
         session.on_close = self._closed
         session.begin()
 
@@ -189,7 +196,10 @@ class GradientGuard(keras.callbacks.Callback):
                 "optimizers)`, or use a second GradientGuard."
             )
         self._findings = []
-        self._loop = LoopSession(models, optimizers, loss, self.settings, self._findings, self._writer())
+        self._loop = LoopSession(
+            models, optimizers, loss, self.settings, self._findings, self._writer()
+        )
+        self._sessions = [self._loop]
         with self._loop.watched():
             yield self
 
@@ -245,6 +255,7 @@ class GradientGuard(keras.callbacks.Callback):
         if self._loop is None:
             self._findings = []
             self._loop = LoopSession([], [], None, self.settings, self._findings, self._writer())
+            self._sessions = [self._loop]
         self._loop.check(grads, variables, loss, step)
 
 

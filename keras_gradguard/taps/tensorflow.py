@@ -121,7 +121,8 @@ class TensorFlowTap:
         if not grads or len(grads) != len(watched):
             return original(grads, passed)
         graph = not tf.executing_eagerly()
-        if graph and not optimizer.built and passed is not None:
+        compiled = graph and (self.cadence.jit_compile or compiling_with_xla())
+        if compiled and not optimizer.built and passed is not None:
             # Keras builds it inside the traced step; with conditions around the update XLA
             # cannot lift those variables out.
             with tf.init_scope():

@@ -93,6 +93,20 @@ class GuardedTrainFunction:
                 attachment.armed = False
         return result
 
+    def _build_optimizer(self) -> None:
+        """Build the optimizer right before the first trace, as its first ``apply`` would.
+
+        Inside the trace XLA could not lift the variables out of the conditions of the tap, and
+        a loss-scale optimizer would be traced with its initial scale as a constant.
+        """
+        model = self.model
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is None or optimizer.built or not model.built or not has_stock_step(model):
+            return
+        if model.trainable_variables:
+            with model.distribute_strategy.scope():
+                optimizer.build(model.trainable_variables)
+
     def refresh(self) -> None:
         """Take over a train function that somebody made anew in the middle of training."""
         if self.model.train_function is not self:
@@ -112,7 +126,13 @@ class GuardedTrainFunction:
             self._inner = self.model.train_function
             self.model.train_function = self
             self._traced_for = wanted
+            self._build_optimizer()
         return self._inner
+
+
+def has_stock_step(model: Any) -> bool:
+    """Return True when the model trains by Keras' own ``train_step``."""
+    return str(type(model).train_step.__module__).startswith("keras.")
 
 
 def guard_train_function(
