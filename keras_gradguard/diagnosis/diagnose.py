@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_gradguard.diagnosis import activations, contract, data, optimizer
+from keras_gradguard.diagnosis import activations, blame, contract, data, optimizer
 from keras_gradguard.diagnosis.context import Batch, Context
 from keras_gradguard.diagnosis.execute import run
 from keras_gradguard.diagnosis.explain import Work, explain_with
-from keras_gradguard.diagnosis.facts import Facts
+from keras_gradguard.diagnosis.facts import Facts, outside_graphs
 from keras_gradguard.diagnosis.sandbox import is_stock_train_step
 from keras_gradguard.diagnosis.untracked import untracked
 from keras_gradguard.diagnosis.zeros import batch_of_one
 from keras_gradguard.findings import Cause, Evidence, Finding, Report, Severity
+
+logger = logging.getLogger("keras_gradguard")
 
 _LOSS_FLOOR = 1e-6
 _TRIAL_STEPS = 4
@@ -74,7 +77,15 @@ def preflight(
     context = Context(
         model=model, optimizer=optimizer_, loss=loss, batch=batch, mode="fit" if fit else "loop"
     )
-    return _preflight(Facts(context))
+
+    def work() -> tuple[Finding, ...]:
+        try:
+            return _preflight(Facts(context))
+        except Exception as error:  # a look ahead must not stop a run
+            logger.warning("Preflight could not look at the model: %s", error)
+            return ()
+
+    return outside_graphs(work)
 
 
 def _preflight(facts: Facts) -> tuple[Finding, ...]:
@@ -84,12 +95,14 @@ def _preflight(facts: Facts) -> tuple[Finding, ...]:
     flag = work.attempt("trainable flags", lambda: optimizer.trainable_flag(model), None)
     if flag is not None:
         found.append(_nothing_trainable(model, flag))
-    if work.attempt("the training step", lambda: facts.trace, None) is not None:
+    traced = work.attempt("the training step", lambda: facts.trace, None) is not None
+    if (no_loss := _no_loss(facts)) is not None:
+        found.append(no_loss)
+    elif traced:
         work.add("model against loss", lambda: contract.causes(facts))
         work.add("normalisation", lambda: _normalisation(facts))
         found += work.attempt("untracked weights", lambda: _untracked(facts), [])
-    elif facts.trace_error is not None and (no_loss := _no_loss(facts)) is not None:
-        found.append(no_loss)
+        found += _rescued(facts)
     stats = facts.data
     work.add("the data", lambda: data.nan_input(stats))
     work.add("the inputs", lambda: _whole_input_zero(facts))
@@ -137,6 +150,41 @@ def _contract_finding(cause: Cause, facts: Facts) -> Finding | None:
     )
 
 
+def _rescued(facts: Facts) -> list[Finding]:
+    """Tell about from_logits=True on a sigmoid or softmax output, which Keras puts right."""
+    loss = facts.context.loss
+    loss = getattr(facts.context.model, "loss", None) if loss is None else loss
+    if getattr(loss, "from_logits", False) is not True or not contract.rescued(facts):
+        return []
+    view = facts.view
+    op = blame.through(facts.outputs[0])
+    place = view.place(op) if view is not None and op is not None else "output"
+    cause = Cause(
+        name="double_activation",
+        score=0.5,
+        where=("loss", place),
+        evidence=(
+            Evidence(
+                name="rescued",
+                value=True,
+                text=f"the loss says from_logits=True although '{place}' ends in an activation; "
+                "Keras takes the logits behind it, so this training is right",
+            ),
+        ),
+        fix=f"Set from_logits=False, or drop the activation of '{place}': the same pair with a "
+        "tf.nn loss or behind a Reshape applies the activation twice.",
+    )
+    return [
+        Finding(
+            symptom="bad_contract",
+            summary="from_logits=True on an output with an activation; Keras puts it right.",
+            where=cause.where,
+            severity="info",
+            causes=(cause,),
+        )
+    ]
+
+
 def _softmax_on_the_way(facts: Facts) -> bool:
     return any(o in facts.reach for o in facts.outputs) and facts.is_own_loss
 
@@ -173,10 +221,14 @@ def _untracked(facts: Facts) -> list[Finding]:
 
 
 def _no_loss(facts: Facts) -> Finding | None:
-    error = facts.trace_error
     model = facts.context.model
     has_loss = facts.context.loss is not None or getattr(model, "loss", None) is not None
-    if error is None or has_loss or "loss" not in str(error).lower():
+    if has_loss or not getattr(model, "compiled", False) or facts.context.mode != "fit":
+        return None
+    trace = facts.trace
+    if facts.is_own_loss and trace is not None and any(g is not None for g in trace.gradients):
+        return None
+    if facts.custom_step or (trace is not None and facts.context.model.losses):
         return None
     cause = Cause(
         name="no_loss",
@@ -266,6 +318,8 @@ def diagnose(
             findings += _untraceable(facts, bool(findings))
         return Report(findings=tuple(findings), title=_title(facts), notes=tuple(notes))
     work = Work(Finding(symptom="bad_contract", summary=""), facts)
+    if not facts.is_own_loss:
+        return Report(findings=tuple(findings), title=_title(facts), notes=tuple(facts.notes))
     measured = work.attempt("the step", lambda: _measured(facts), [])
     findings = _joined(findings, measured)
     return Report(

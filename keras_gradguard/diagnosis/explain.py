@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -11,12 +12,13 @@ import numpy as np
 from keras_gradguard.diagnosis import activations, blame, contract, data, nonfinite, optimizer
 from keras_gradguard.diagnosis import path as paths
 from keras_gradguard.diagnosis.context import Context
-from keras_gradguard.diagnosis.facts import Facts
+from keras_gradguard.diagnosis.facts import Facts, outside_graphs
 from keras_gradguard.diagnosis.ranking import CONFIRMED, confirmed, ranked
 from keras_gradguard.diagnosis.untracked import untracked
 from keras_gradguard.diagnosis.zero import zero_gradient as zero_by_structure
 from keras_gradguard.diagnosis.zeros import Judge, Verdict, batch_of_one
 from keras_gradguard.findings import Cause, Evidence, Finding, Severity
+from keras_gradguard.taps.names import automatic_prefixes, path_of
 
 T = TypeVar("T")
 SECONDS = 8.0
@@ -86,19 +88,47 @@ def explain(finding: Finding, context: Context) -> Finding:
         The finding with ranked causes. Never raises: what could not be looked at is said in
         its notes.
     """
-    try:
-        return explain_with(finding, Facts(context))
-    except Exception as error:  # the finding must get out whatever a model does
-        note = f"The diagnosis failed ({type(error).__name__}: {str(error)[:160]})."
-        return finding.replace(notes=(*finding.notes, note))
+    def work() -> Finding:
+        try:
+            return explain_with(finding, Facts(_turned(context, finding)))
+        except Exception as error:  # the finding must get out whatever a model does
+            note = f"The diagnosis failed ({type(error).__name__}: {str(error)[:160]})."
+            return finding.replace(notes=(*finding.notes, note))
+
+    # A finding of a step that is being traced comes from inside its graph.
+    return outside_graphs(work)
+
+
+def _turned(context: Context, finding: Finding) -> Context:
+    """Return the context with the model in front that the finding is about."""
+
+    def knows(model: Any) -> int:
+        names = automatic_prefixes([model])
+        paths_ = {path_of(v, names) for v in getattr(model, "trainable_variables", ())}
+        return sum(w in paths_ for w in finding.where)
+
+    if not context.partners or context.model is None:
+        return context
+    models = (context.model, *context.partners)
+    best = max(models, key=knows)
+    if best is context.model or knows(best) == knows(context.model):
+        return context
+    others = tuple(m for m in models if m is not best)
+    # The batch was an input of the first model; it is not known to be one of this model's.
+    return dataclasses.replace(context, model=best, partners=others, batch=None)
 
 
 def explain_with(finding: Finding, facts: Facts) -> Finding:
     """Explain a finding with measurements that may be shared between several."""
     work = Work(finding, facts)
+    if facts.is_symbolic and finding.symptom in _NEEDS_VALUES:
+        return finding
     _BY_SYMPTOM[finding.symptom](work)
     if facts.synthetic is not None and finding.symptom != "zero_update":
-        work.notes.append(f"Looked at the last inputs of the model; {facts.synthetic} made up.")
+        work.notes.append(
+            f"{facts.synthetic} could not be seen here; it was made up for this look at the last "
+            "inputs of the model."
+        )
     return work.result()
 
 
@@ -467,6 +497,7 @@ def _bad_contract(work: Work) -> None:
     work.add("the data", lambda: data.nan_input(work.facts.data))
 
 
+_NEEDS_VALUES = frozenset({"zero_gradient", "non_finite", "vanishing", "exploding"})
 _BY_SYMPTOM: dict[str, Callable[[Work], None]] = {
     "zero_gradient": _zero_gradient,
     "none_gradient": _none_gradient,

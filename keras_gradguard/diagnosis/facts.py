@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +20,8 @@ from keras_gradguard.diagnosis.sandbox import is_stock_train_step
 from keras_gradguard.diagnosis.trace import Trace, TraceError, backend_variable, trace_step
 from keras_gradguard.diagnosis.view import StepView, view_of_trace
 from keras_gradguard.taps.names import automatic_prefixes, path_of
+
+T = TypeVar("T")
 
 MOST_EXAMPLES = 512
 MOST_NUMBERS = 4_000_000  # entries of x that one probe looks at
@@ -41,7 +45,8 @@ class Facts:
     @cached_property
     def models(self) -> tuple[Any, ...]:
         """The model and its partners."""
-        return (self.context.model, *self.context.partners)
+        every = (self.context.model, *self.context.partners)
+        return tuple(m for m in every if m is not None)
 
     @cached_property
     def prefixes(self) -> tuple[str, ...]:
@@ -55,11 +60,21 @@ class Facts:
     # ---- data ----------------------------------------------------------------------
 
     @cached_property
+    def is_symbolic(self) -> bool:
+        """True when the batch has shapes but no values (seen while a step was traced)."""
+        batch = self.context.batch
+        return batch is not None and any(_is_symbolic(a) for _, a in leaves("x", batch.x))
+
+    @cached_property
     def batch(self) -> Batch | None:
         """The batch, cut to a bearable number of examples."""
         batch = self.context.batch
         if batch is None or batch.x is None:
             return None
+        if self.is_symbolic:
+            return Batch(
+                x=_filled(batch.x), y=_filled(batch.y), sample_weight=_filled(batch.sample_weight)
+            )
         counts = []
         for _, item in leaves("x", batch.x):
             shape = np.shape(item)
@@ -88,6 +103,8 @@ class Facts:
     @cached_property
     def data(self) -> tuple[DataStats, ...]:
         """Statistics of inputs, targets and weights: of the batch, else as gathered."""
+        if self.is_symbolic:
+            return self.context.data
         return describe_batch(self.context.batch) or self.context.data
 
     # ---- the step ------------------------------------------------------------------
@@ -98,7 +115,7 @@ class Facts:
         if self.context.trace is not None:
             found: Trace = self.context.trace
             return found
-        if self.batch is None:
+        if self.batch is None or self.context.model is None:
             return None
         for loss, y, what in self._attempts():
             try:
@@ -122,27 +139,30 @@ class Facts:
     def _attempts(self) -> Iterable[tuple[Any, Any, str | None]]:
         """Yield (loss, targets, what is made up) from the user's own step to a stand-in."""
         context, batch = self.context, self.batch
-        assert_batch = batch if batch is not None else Batch(x=None)
+        given = batch if batch is not None else Batch(x=None)
         model = context.model
         compiled = bool(getattr(model, "compiled", False))
         own = context.loss
         if context.mode == "fit" and compiled:
-            yield None, assert_batch.y, None
-        if own is not None and (assert_batch.y is not None or context.mode == "fit"):
-            yield own, assert_batch.y, None
+            yield None, given.y, None
+        if own is not None and (given.y is not None or context.mode == "fit"):
+            yield own, given.y, None
         if own is None and compiled and context.mode != "loop":
-            yield None, assert_batch.y, None
+            yield None, given.y, None
         if own is None and not compiled and context.mode == "fit" and context.batch is not None:
             yield _own_losses_only, None, None
-        if own is not None and assert_batch.y is None:
-            for made, word in ((_zeros_like_output, "zeros"), (_class_zero, "class 0")):
-                yield made(own, model, self.models), None, f"targets ({word})"
-        yield _chain(self.context.partners), None, "the loss"
+        if own is not None and given.y is None and context.mode != "fit":
+            for partner in context.partners:
+                for made, word in ((_halves_like_output, "all 0.5"), (_class_zero, "class 0")):
+                    yield _behind(partner, made(own)), None, f"The target ({word})"
+            for made, word in ((_halves_like_output, "all 0.5"), (_class_zero, "class 0")):
+                yield made(own), None, f"The target ({word})"
+        yield _chain(self.context.partners), None, "The loss"
 
     @property
     def is_own_loss(self) -> bool:
-        """True when the traced loss is the user's, not a stand-in."""
-        return self.trace is not None and self.synthetic != "the loss"
+        """True when the traced loss is the user's, not a stand-in (its targets may be)."""
+        return self.trace is not None and self.synthetic != "The loss"
 
     @cached_property
     def view(self) -> StepView | None:
@@ -206,9 +226,44 @@ class Facts:
         arrays = self.compute(
             lambda: [tf.cast(tf.convert_to_tensor(g), tf.float32) for _, g in wanted]
         )
+        if scale != 1.0 and not all(np.isfinite(a).all() for a in arrays):
+            plain = self._unscaled_gradients([v for v, _ in wanted])
+            if plain:
+                arrays, scale = plain, 1.0
+                self.notes.append(
+                    f"The loss scale of {self._loss_scale():g} is still too high for this batch; "
+                    "the loss-scale optimizer skips such steps and halves it."
+                )
         for (v, _), array in zip(wanted, arrays, strict=True):
             found[self.name(v)] = array / np.float32(scale)
         return found
+
+    def _unscaled_gradients(self, variables: Sequence[Any]) -> list[NDArray[Any]]:
+        """Return gradients of the loss before scaling, where every variable is read plainly."""
+        trace = self.trace
+        if trace is None or trace.loss is None:
+            return []
+        reads = []
+        for v in variables:
+            outs = [o.tensor for op in trace.ops.reads(trace.key(v)) for o in op.outputs]
+            here = [t for t in outs if t is not None and t.graph is trace.graph]
+            if not here or len(here) != len(outs):
+                return []
+            reads.append(here)
+        flat = [t for here in reads for t in here]
+
+        def make() -> list[Any]:
+            parts = iter(tf.gradients(trace.loss, flat))
+            sums = []
+            for here in reads:
+                given = [g for g in (next(parts) for _ in here) if g is not None]
+                dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in given]
+                sums.append(tf.add_n(dense) if dense else tf.zeros(()))
+            return sums
+
+        arrays = self.compute(make)
+        fits = all(a.shape == tuple(v.shape) for a, v in zip(arrays, variables, strict=True))
+        return arrays if fits else []
 
     def _loss_scale(self) -> float:
         trace = self.trace
@@ -221,9 +276,10 @@ class Facts:
     @cached_property
     def variables(self) -> dict[str, Any]:
         """Name -> trainable variable of the traced step (else of the model)."""
-        source = (
-            self.trace.variables if self.trace is not None else self.context.model.trainable_variables
-        )
+        if self.trace is not None:
+            source = self.trace.variables
+        else:
+            source = getattr(self.context.model, "trainable_variables", ())
         return {self.name(v): v for v in source}
 
     @cached_property
@@ -278,6 +334,47 @@ class Facts:
         return backend_variable(variable)
 
 
+def outside_graphs(work: Callable[[], T]) -> T:
+    """Call ``work`` eagerly, even while a graph is being traced.
+
+    Graphs and tapes belong to a thread, and ``tf.init_scope`` would leave the graph but also
+    stop every tape; another thread has neither.
+
+    Args:
+        work: What to do. It must not raise.
+    """
+    if tf.executing_eagerly():
+        return work()
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(work()), name="gradguard-diagnosis")
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+_UNKNOWN_SIZE = 4
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, tf.TypeSpec):
+        return True
+    return tf.is_tensor(value) and not hasattr(value, "numpy")
+
+
+def _filled(structure: Any) -> Any:
+    """Return arrays of zeros in place of symbolic tensors and specs, with their shapes."""
+
+    def fill(leaf: Any) -> Any:
+        if not _is_symbolic(leaf):
+            return leaf
+        shape = leaf.shape
+        sizes = [_UNKNOWN_SIZE if d is None else d for d in shape.as_list()] if shape.rank else []
+        dtype = leaf.dtype.as_numpy_dtype
+        return np.full(sizes, "" if leaf.dtype == tf.string else 0, dtype=dtype)
+
+    return None if structure is None else tf.nest.map_structure(fill, structure)
+
+
 def _own_losses_only(y_true: Any, y_pred: Any) -> Any:
     """Stand for a missing loss: only what layers added by ``add_loss`` counts."""
     del y_true
@@ -285,21 +382,32 @@ def _own_losses_only(y_true: Any, y_pred: Any) -> Any:
     return tf.zeros((), first.dtype if first.dtype.is_floating else tf.float32)
 
 
-def _zeros_like_output(loss: Any, model: Any, models: Any) -> Callable[[Any, Any], Any]:
-    del model, models
+def _behind(partner: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the loss of a model whose output goes through a partner (a discriminator) first."""
+
+    def behind(y_true: Any, y_pred: Any) -> Any:
+        if not tf.is_tensor(y_pred) or not _fits(partner, y_pred):
+            raise ValueError("the output does not fit the other model")
+        return loss(y_true, partner(y_pred, training=True))
+
+    return behind
+
+
+def _halves_like_output(loss: Any) -> Callable[[Any, Any], Any]:
     from keras_gradguard.diagnosis.trace import as_loss
 
     function = as_loss(loss)
 
-    def with_zeros(y_true: Any, y_pred: Any) -> Any:
+    def with_halves(y_true: Any, y_pred: Any) -> Any:
         del y_true
-        return function(tf.nest.map_structure(tf.zeros_like, y_pred), y_pred)
+        # 0.5: an output at either of its ends is then not at the minimum of the loss.
+        targets = tf.nest.map_structure(lambda t: tf.ones_like(t) * tf.cast(0.5, t.dtype), y_pred)
+        return function(targets, y_pred)
 
-    return with_zeros
+    return with_halves
 
 
-def _class_zero(loss: Any, model: Any, models: Any) -> Callable[[Any, Any], Any]:
-    del model, models
+def _class_zero(loss: Any) -> Callable[[Any, Any], Any]:
     from keras_gradguard.diagnosis.trace import as_loss
 
     function = as_loss(loss)
