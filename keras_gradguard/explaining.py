@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from typing import Any, Literal
 
 from keras_gradguard.findings import Finding
@@ -9,6 +10,7 @@ from keras_gradguard.recorder import Recorder
 from keras_gradguard.session import context_of
 from keras_gradguard.settings import Settings
 from keras_gradguard.taps.keeper import BatchKeeper
+from keras_gradguard.taps.tensorflow import executing_eagerly
 
 
 class Explainer:
@@ -48,7 +50,12 @@ class Explainer:
             return finding
         from keras_gradguard.diagnosis import explain
 
-        return explain(finding, self.context(finding, recorder))
+        context = self.context(finding, recorder)
+        if executing_eagerly():
+            return explain(finding, context)
+        # In the middle of a trace: a thread of its own has no graph and no paused tape.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return pool.submit(explain, finding, context).result()
 
     def preflight(self) -> tuple[Finding, ...]:
         """Return what is wrong with model, loss and data by themselves, seen on one batch."""
@@ -78,7 +85,12 @@ class Explainer:
     def _batch(self) -> Any:
         from keras_gradguard.diagnosis.context import Batch
 
-        kept = None if self.keeper is None else self.keeper.batch()
+        if self.keeper is None:
+            return None
+        kept = self.keeper.batch()
+        if kept is None:
+            # While the first step is traced there are shapes, but no values yet.
+            kept = self.keeper.current
         if kept is None:
             return None
         if self.mode != "fit":

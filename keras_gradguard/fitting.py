@@ -70,6 +70,8 @@ class FitSession:
         self._still: StillWeights | None = None
         self._applies_before = self.observer.tap.seen
         self._open = True
+        self._contract_seen = not settings.diagnose
+        self._held: list[Finding] = []
 
     def begin(self) -> None:
         """Check what can be checked without data, then install the tap.
@@ -113,6 +115,7 @@ class FitSession:
         try:
             self.observer.judge()
             self._look_for_apply()
+            self._look_at_contract()
         except BaseException:
             self.finish()
             raise
@@ -130,6 +133,24 @@ class FitSession:
             self.observer.run.report(
                 apply_missing(self._steps, "train_step", known[0] if known else None)
             )
+
+    def _look_at_contract(self) -> None:
+        """Report what does not fit together by itself, unless a symptom tells it better.
+
+        What makes training impossible is held back for as long as the symptom it leads to takes
+        to be measured: that finding then names the same cause, with the damage in numbers.
+        """
+        if not self._contract_seen:
+            self._contract_seen = True
+            for finding in self.explainer.preflight():
+                if finding.severity == "raise":
+                    self._held.append(finding)
+                else:
+                    self.observer.run.report(finding.replace(step=0, first_step=0))
+        if self._held and self._steps > self.settings.policy.layer_patience + self._per_call:
+            held, self._held = self._held, []
+            for finding in held:
+                self.observer.run.report(finding.replace(step=self._steps, first_step=0))
 
     def _failed(self, error: BaseException) -> None:
         del error

@@ -116,7 +116,9 @@ class GradientGuard(keras.callbacks.Callback):
         if not self._fits:
             self._findings, self._sessions = [], []
         reuse = next((f for f in self._finished if f.model is model), None)
-        session = FitSession(model, self.settings, self._findings, self._writer(), reuse=reuse)
+        # The same model goes on in the same run directory; another one gets its own.
+        writer = self._writer() if reuse is None else reuse.observer.writer
+        session = FitSession(model, self.settings, self._findings, writer, reuse=reuse)
         self._fits.append(session)
         self._sessions.append(session)
         session.on_close = self._closed
@@ -196,9 +198,10 @@ class GradientGuard(keras.callbacks.Callback):
                 "optimizers)`, or use a second GradientGuard."
             )
         self._findings = []
-        self._loop = LoopSession(
-            models, optimizers, loss, self.settings, self._findings, self._writer()
-        )
+        before = self._loop
+        same = before is not None and [id(m) for m in before.models] == [id(m) for m in models]
+        writer = before.observer.writer if before is not None and same else self._writer()
+        self._loop = LoopSession(models, optimizers, loss, self.settings, self._findings, writer)
         self._sessions = [self._loop]
         with self._loop.watched():
             yield self

@@ -13,7 +13,12 @@ from keras_gradguard.session import Writer
 from keras_gradguard.settings import Settings
 from keras_gradguard.taps import optimizers
 from keras_gradguard.taps.base import Cadence
+from keras_gradguard.taps.keeper import watching_calls
+from keras_gradguard.taps.tensorflow import executing_eagerly as tf_executing_eagerly
 from keras_gradguard.taps.trainer import Attachment, guard_train_function
+
+
+_LISTENS = 3
 
 
 class LoopSession:
@@ -60,6 +65,9 @@ class LoopSession:
         self._unread = 0
         self._still: StillWeights | None = None
         self._told = False
+        self._ears: Any = None
+        self._heard = 0
+        self.observer.on_step = self._step_seen
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -68,7 +76,13 @@ class LoopSession:
         attachments = []
         failed = True
         try:
-            with self.observer.tap.installed(self.optimizers):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self.observer.tap.installed(self.optimizers))
+                keeper = self.observer.tap.keepers[0]
+                for model in self.models[:1]:
+                    stack.enter_context(watching_calls(model, keeper))
+                stack.callback(self._hear)
+                self._listen()
                 for model in self.models:
                     if getattr(model, "compiled", False):
                         attachment = Attachment(self.observer.tap, _leave_to_caller)
@@ -87,6 +101,36 @@ class LoopSession:
             self._still = None
             self.explainer.release()
             self.observer.close()
+
+    # The ops of a step are noted while the loop runs it eagerly: the first step, and one after
+    # a step whose gradients looked wrong. A loop is arbitrary Python; it cannot be run again.
+
+    def _listen(self) -> None:
+        if self._ears is not None or self._heard >= _LISTENS or not self.settings.diagnose:
+            return
+        if not tf_executing_eagerly():
+            return
+        from keras_gradguard.diagnosis.eager import EagerRecorder
+
+        self._ears = EagerRecorder()
+        self._ears.__enter__()
+        self._heard += 1
+
+    def _hear(self) -> None:
+        if self._ears is None:
+            return
+        ears, self._ears = self._ears, None
+        ears.__exit__(None, None, None)
+        self.explainer.recording = ears.recording
+        for model in self.models:
+            ears.recording.know(model.variables)
+
+    def _step_seen(self, suspicious: bool) -> None:
+        """Called twice a step: before it is judged, and after, when nothing was raised."""
+        if self._ears is not None:
+            self._hear()
+        elif suspicious:
+            self._listen()
 
     def _drain(self) -> None:
         for channel in self.observer.tap.channels.values():

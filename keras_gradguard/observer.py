@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_gradguard.findings import Cause, Evidence, Finding
 from keras_gradguard.recorder import Recorder
-from keras_gradguard.records import Row
+from keras_gradguard.records import Row, Table
 from keras_gradguard.rules import none_gradient
 from keras_gradguard.session import Run, Writer
 from keras_gradguard.settings import Settings
@@ -51,10 +51,11 @@ class Observer:
             sample_every=settings.sample_every,
             explain=explain,
             on_finding=settings.on_finding,
+            opening=self._opening,
         )
         self.run.findings = findings
         self.writer = writer
-        self.step_offset: int | None = None
+        self.on_step: Callable[[bool], None] | None = None
         self.last_record: TapeRecord | None = None
         self.tap = tap if tap is not None else TensorFlowTap(
             cadence,
@@ -65,6 +66,11 @@ class Observer:
         self.tap.on_row = self._row
         for channel in self.tap.channels.values():
             channel.rebase()
+
+    def _opening(self) -> tuple[list[Table], int | None]:
+        channels = list(self.tap.channels.values())
+        tables = [c.table for c in channels]
+        return tables, min((c.first_step for c in channels), default=None)
 
     def judge(self) -> None:
         """Read every channel and act on what is found.
@@ -87,8 +93,9 @@ class Observer:
 
     def _row(self, channel: Channel, row: Row) -> None:
         """Judge an eager step before the optimizer touches the weights."""
-        del row
         self._take(channel)
+        if self.on_step is not None and bool((row.norm == 0).any()):
+            self.on_step(True)
 
     def _gradients(
         self,
@@ -100,6 +107,8 @@ class Observer:
         """Look at a step that is being traced, or an eager step, before the optimizer runs."""
         first = channel.eager_steps == 0
         self.last_record = record
+        if self.on_step is not None:
+            self.on_step(False)
         table = channel.table
         if table.none:
             for finding in none_gradient(table, self.settings.policy, step=channel.next_step()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from keras_gradguard import rules
@@ -20,6 +20,9 @@ logger = logging.getLogger("keras_gradguard")
 
 class Writer(Protocol):
     """Where numbers and findings are written: TensorBoard's event file, or nowhere."""
+
+    def begin(self, tables: Sequence[Table], *, step: int | None = None) -> None:
+        """Announce the tables of a run and its first step, before anything is written."""
 
     def write_rows(self, table: Table, rows: tuple[Row, ...]) -> None:
         """Write sentinel rows."""
@@ -47,6 +50,7 @@ class Run:
         explain: Adds causes to a finding, given the run's recorder of its channel (None when
             the finding has no numbers). Never raises.
         on_finding: The user's own function, called with each finding that is reported.
+        opening: Returns the tables and the first step of the run, asked before the first write.
     """
 
     def __init__(
@@ -57,9 +61,11 @@ class Run:
         sample_every: int = 50,
         explain: Callable[[Finding, Recorder | None], Finding] | None = None,
         on_finding: Callable[[Finding], None] | None = None,
+        opening: Callable[[], tuple[list[Table], int | None]] | None = None,
     ) -> None:
         self.policy = policy
-        self.writer = writer
+        self._writer = writer
+        self._opening = opening
         self.findings: list[Finding] = []
         self.recorders: dict[int, Recorder] = {}
         self.stop_requested = False
@@ -67,7 +73,15 @@ class Run:
         self._on_finding = on_finding
         self._sample_every = sample_every
         self._known: set[tuple[str, tuple[str, ...]]] = set()
-        self._held: dict[int, Sample] = {}
+
+    @property
+    def writer(self) -> Writer | None:
+        """Where to write, announced."""
+        if self._writer is not None and self._opening is not None:
+            opening, self._opening = self._opening, None
+            tables, step = opening()
+            self._writer.begin(tables, step=step)
+        return self._writer
 
     @property
     def steps_seen(self) -> int:

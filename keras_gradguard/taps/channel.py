@@ -37,6 +37,7 @@ class TensorFlowChannel:
         self.optimizer = optimizer
         self.cadence = cadence
         self.base = 0 if optimizer is None else optimizers.raw_iterations(optimizer)
+        self.first_step = self.base
         self.eager_steps = 0
         self._name = name
         self._infos = tuple(infos)
@@ -145,6 +146,7 @@ class TensorFlowChannel:
             done = self.next_step() - self.base
             self.base = optimizers.raw_iterations(self.optimizer) - done
             self._accumulated = self.base + done
+        self.first_step = self.next_step()
 
     def note_loss(self, loss: Any) -> None:
         """Take the loss of the batch that ends, for rows that could not see it themselves."""

@@ -34,6 +34,11 @@ class BatchKeeper:
         """Take note of the batch that is being trained on, traced or eager."""
         self._current = data
 
+    @property
+    def current(self) -> Any:
+        """The batch of the step being traced or run; its tensors may have no values yet."""
+        return self._current
+
     def forget(self) -> None:
         """Let go of tensors of a step that is over."""
         self._current = None
@@ -142,7 +147,9 @@ def watching_calls(model: Any, keeper: BatchKeeper) -> Iterator[None]:
         yield
     finally:
         keeper.forget()
-        if previous is missing:
+        if own.get("call") is not call:
+            pass  # somebody put their own in place meanwhile; it is not ours to remove
+        elif previous is missing:
             del own["call"]
         else:
             own["call"] = previous

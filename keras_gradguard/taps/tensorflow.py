@@ -20,6 +20,11 @@ from keras_gradguard.taps.tape import TapeRecord, TapeWatch, scalar_loss
 Listener = Callable[[TensorFlowChannel, TapeRecord | None, list[Any], list[Any]], None]
 
 
+def executing_eagerly() -> bool:
+    """Return True outside any graph being traced."""
+    return bool(tf.executing_eagerly())
+
+
 def raw(variable: Any) -> Any:
     """Return the ``tf.Variable`` behind a Keras variable (or the thing itself)."""
     value = getattr(variable, "value", None)
