@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_gradguard.diagnosis.execute import run
 from keras_gradguard.diagnosis.opgraph import ALIAS, Op, OpGraph, Value
-from keras_gradguard.diagnosis.probe import Step
+from keras_gradguard.diagnosis.probe import Step, count_bad
 from keras_gradguard.diagnosis.trace import Trace
 from keras_gradguard.diagnosis.view import StepView
 from keras_gradguard.diagnosis.wording import op_words, unique
@@ -40,8 +40,7 @@ FIXES = {
     "safe_divide do.",
     "float16_overflow": "Scale the inputs down, use the mixed_bfloat16 policy, or keep this "
     "layer in float32 (`dtype='float32'`).",
-    "input_scale": "Scale the inputs to about unit size (keras.layers.Normalization or "
-    "Rescaling).",
+    "input_scale": "Scale the inputs to about unit size (keras.layers.Normalization or Rescaling).",
     "learning_rate_too_high": "Lower the learning rate, scale the inputs, or set `clipnorm`.",
     "unknown": "Look at this operation's inputs on the batch at hand.",
 }
@@ -74,7 +73,6 @@ def backward(
     step: Step,
     known: Mapping[str, Any],
     instead: Mapping[int, Any],
-    masked: Sequence[Step],
 ) -> Cause:
     """Explain an operation whose gradient is finite behind it and NaN or Inf before it.
 
@@ -84,13 +82,12 @@ def backward(
         step: The operation (or call).
         known: Tensor name -> gradient tensor.
         instead: Values used in place of variables.
-        masked: Operations that made a NaN or Inf in the forward pass which never reached
-            the loss.
     """
     op = _suspect(step, _ROOT | _DIVIDE | _LOG | _EXP)
     numbers = _numbers(trace, step.handle.inputs, instead)
     if _behind_where(view.ops, op) and _gets_zero(trace, step, known, instead):
-        hidden = [s for s in masked if s.handle is step.handle]
+        made = [t for t in step.handle.outputs if t.dtype.is_floating]
+        hidden = any(count_bad(trace, made, instead).values())
         what = "is NaN or Inf itself" if hidden else "has an infinite derivative"
         return _cause(
             view,
@@ -291,9 +288,7 @@ def _gets_zero(
     ]
     if not outputs or not inputs:
         return False
-    arriving, leaving = run(
-        trace, [known[outputs[0].name], known[inputs[0].name]], instead=instead
-    )
+    arriving, leaving = run(trace, [known[outputs[0].name], known[inputs[0].name]], instead=instead)
     if arriving.shape != leaving.shape:
         return False
     wrong = ~np.isfinite(leaving)

@@ -2,8 +2,9 @@
 
 TensorFlow calls operation callbacks after every eager operation. The recorder notes what
 went in and out (as ids, never the tensors themselves, so that nothing is kept alive), the
-user's line, and the layer. A compiled ``tf.function`` shows up as one operation and its body is inlined; one
-that is traced while the recorder is on has its tapes noted with the graph they saw.
+user's line, and the layer. A compiled ``tf.function`` shows up as one operation and its body
+is inlined; one that is traced while the recorder is on has its tapes noted with the graph
+they saw.
 """
 
 from __future__ import annotations
@@ -118,7 +119,6 @@ class EagerRecorder:
         limit: Most operations to note. Defaults to 50,000.
 
     Example:
-
     >>> w = tf.Variable(2.0)
     >>> with EagerRecorder() as recorder:
     ...     with tf.GradientTape() as tape:
@@ -155,9 +155,7 @@ class EagerRecorder:
                 owner = next((c for c in _TENSOR.__mro__ if name in vars(c)), None)
                 if owner is not None and owner is not object:
                     with contextlib.suppress(TypeError):  # a method that C++ does not let go
-                        stack.enter_context(
-                            sandbox.replaced(owner, name, self._leaving_by(name))
-                        )
+                        stack.enter_context(sandbox.replaced(owner, name, self._leaving_by(name)))
             op_callbacks.add_op_callback(self._seen)
             stack.callback(op_callbacks.remove_op_callback, self._seen)
             self._stack = stack.pop_all()

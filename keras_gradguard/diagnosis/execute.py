@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.eager import context
+from tensorflow.python.eager.context import FunctionCallOptions
 from tensorflow.python.eager.lift_to_graph import lift_to_graph
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework.func_graph import FuncGraph
@@ -54,16 +58,36 @@ def run(
     written = _written(trace)
     before = [(v, v.read_value()) for v in written]
     try:
-        results = function._call_flat(inputs, function.captured_inputs)
+        with _as_written():
+            results = function._call_flat(inputs, function.captured_inputs)
     finally:
         for variable, value in before:
             variable.assign(value)
     return [np.asarray(r) for r in results]
 
 
+@contextlib.contextmanager
+def _as_written() -> Iterator[None]:
+    """Run functions of this thread without graph rewriting.
+
+    A rewritten graph fuses operations (a fused ReLU turns NaN into 0), and rewriting takes
+    longer than running once.
+    """
+    now = context.context()
+    before = now.function_call_options
+    config = config_pb2.ConfigProto()
+    config.CopyFrom(now.config)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    now.function_call_options = FunctionCallOptions(config_proto=config)
+    try:
+        yield
+    finally:
+        now.function_call_options = before
+
+
 def _size(tensor: Any) -> int:
     count = tensor.shape.num_elements()
-    return int(count or 1) * max(tensor.dtype.size, 1)
+    return int(count or 1) * max(int(tensor.dtype.size), 1)
 
 
 def _pruned(

@@ -132,9 +132,7 @@ class Flattener:
         return (path, tensor.name) if path else tensor.name
 
     def _new(self, path: tuple[Any, ...], tensor: Any) -> Value:
-        value = Value(
-            dtype=tensor.dtype.base_dtype.name, shape=static_shape(tensor), tensor=tensor
-        )
+        value = Value(dtype=tensor.dtype.base_dtype.name, shape=static_shape(tensor), tensor=tensor)
         return self.flat.add_value(self._key(path, tensor), value)
 
     def _get(self, path: tuple[Any, ...], tensor: Any) -> Value:
@@ -221,8 +219,9 @@ class Flattener:
             self.flat.link(result, self._get(inner, body.inputs[i]))
             if i < len(test.inputs):
                 self.flat.link(result, self._get(again, test.inputs[i]))
+            # Not from the call's input to its output: a loop that runs at least once hands on
+            # only what its body made.
             self.flat.link(result, output)
-            self.flat.link(inputs[i], output)
             if result.dtype not in ("resource", "variant"):
                 self.flat.link(counted, output)
 

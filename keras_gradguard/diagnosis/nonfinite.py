@@ -124,23 +124,21 @@ def _feed_name(trace: Trace, holder: Any) -> str:
 
 
 def _run(trace: Trace, view: StepView, instead: Mapping[int, Any]) -> tuple[Cause, ...]:
+    if trace.loss is None or not trace.loss.dtype.is_floating:
+        return ()
+    gradients = [g.values if isinstance(g, tf.IndexedSlices) else g for g in trace.gradients]
+    gradients = [g for g in gradients if g is not None and g.dtype.is_floating]
+    health = probe.count_bad(trace, [trace.loss, *gradients], instead)
+    if not any(health.values()):
+        return ()
     handles = probe.forward_handles(trace)
-    if not handles:
-        return ()
-    bad = probe.count_bad(trace, probe.float_tensors(handles), instead)
-    steps = probe.first_bad_forward(trace, bad, handles)
-    loss_is_bad = bool(bad.get(trace.loss.name))
-    causes: list[Cause] = []
-    if loss_is_bad:
-        for step in steps[:3]:
-            causes.append(classics.forward(trace, view, step, instead))
-        return _spread(causes)
-    if not trace.variables or not any(g is not None for g in trace.gradients):
-        return ()
+    if health[trace.loss.name]:
+        bad = probe.count_bad(trace, probe.float_tensors(handles), instead)
+        steps = probe.first_bad_forward(trace, bad, handles)[:3]
+        return _spread([classics.forward(trace, view, s, instead) for s in steps])
     is_scaled = trace.scaled_loss is not None and trace.scaled_loss is not trace.loss
     backward, known = probe.first_bad_backward(trace, handles, instead, scaled=False)
-    for step in backward[:3]:
-        causes.append(classics.backward(trace, view, step, known, instead, steps))
+    causes = [classics.backward(trace, view, s, known, instead) for s in backward[:3]]
     if not backward and is_scaled:
         backward, _ = probe.first_bad_backward(trace, handles, instead)
         causes += [_only_scaled(trace, step) for step in backward[:1]]

@@ -227,8 +227,12 @@ class OpGraph:
         seen: list[Op] = []
         for handle in _through_aliases(self.variables.get(key, [])):
             seen += [
-                op for op in handle.uses if op.type != ALIAS and op.type not in ASSIGN_OPS
-                and op.type not in _NEUTRAL_HANDLE_OPS and op not in seen
+                op
+                for op in handle.uses
+                if op.type != ALIAS
+                and op.type not in ASSIGN_OPS
+                and op.type not in _NEUTRAL_HANDLE_OPS
+                and op not in seen
             ]
         return seen
 

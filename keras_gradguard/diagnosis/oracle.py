@@ -72,9 +72,7 @@ class Oracle:
             return True  # tf.custom_gradient: the user's word for it
         answers = self._ask(op)
         return any(
-            answer
-            for answer, taken in zip(answers, op.inputs, strict=False)
-            if taken is value
+            answer for answer, taken in zip(answers, op.inputs, strict=False) if taken is value
         )
 
     def _ask(self, op: Op) -> tuple[bool, ...]:

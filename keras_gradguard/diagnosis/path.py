@@ -15,8 +15,8 @@ from keras_gradguard.diagnosis.cuts import Cut, Way, starts_of, way
 from keras_gradguard.diagnosis.eager import Recording
 from keras_gradguard.diagnosis.opgraph import ASSIGN_OPS, Op
 from keras_gradguard.diagnosis.oracle import Oracle
-from keras_gradguard.diagnosis.reads import unread
-from keras_gradguard.diagnosis.trace import Trace, backend_variable
+from keras_gradguard.diagnosis.reads import replacement, unread
+from keras_gradguard.diagnosis.trace import Trace, TraceError, backend_variable
 from keras_gradguard.diagnosis.view import (
     StepView,
     VariableSeen,
@@ -27,6 +27,15 @@ from keras_gradguard.diagnosis.wording import cut_fix, listed, op_words, shape_w
 from keras_gradguard.findings import Cause, Evidence
 
 _MOST_CAUSES = 6
+_LEAVING_WORDS = (
+    "'SymbolicTensor'",
+    "has no attribute 'numpy'",
+    "numpy() is only available",
+    "Cannot convert a symbolic",
+    "to a numpy array",
+    "symbolic `tf.Tensor` as a Python `bool`",
+    "converted to a NumPy array",
+)
 
 
 def none_gradient(
@@ -57,6 +66,40 @@ def none_gradient(
     if not none:
         return ()
     return Explainer(view).explain(none)
+
+
+def untraceable(error: TraceError) -> tuple[Cause, ...]:
+    """Explain a step that runs eagerly but not in a graph: mostly a value leaves TensorFlow.
+
+    Args:
+        error: What :func:`~keras_gradguard.diagnosis.trace.trace_step` raised.
+
+    Returns:
+        ``leaves_tensorflow`` when the error is that of a symbolic tensor being turned into
+        a Python or NumPy value; else nothing.
+    """
+    text = str(error)
+    if not any(word in text for word in _LEAVING_WORDS):
+        return ()
+    line = error.frames[-1] if error.frames else None
+    return (
+        Cause(
+            name="leaves_tensorflow",
+            score=0.85,
+            where=("model",),
+            evidence=(
+                Evidence(
+                    name="error",
+                    value=text[:300],
+                    text="the step turns a tensor into a Python or NumPy value"
+                    + (f" ({line})" if line else ""),
+                ),
+            ),
+            fix="Keep the value a tensor: use keras.ops or tf functions instead of numpy(), "
+            "NumPy functions, float(), int() and Python conditions on tensors.",
+            source=line.short if line else None,
+        ),
+    )
 
 
 def as_view(
@@ -138,6 +181,9 @@ class Explainer:
             self._not_in_loss(variable, reads)
             return
         untaped = self._untaped(variable, reads)
+        if untaped and replacement(variable):
+            self._unread(variable)
+            return
         if untaped:
             self._outside_tape(variable, reads, found)
         for rank, cut in enumerate(self._telling(found)):
@@ -228,9 +274,7 @@ class Explainer:
         """True when no trainable variable of the step has a way to the loss."""
         behind = self.view.ops.ancestors(self.view.loss)
         return not any(
-            out in behind
-            for v in self.view.variables
-            for out in starts_of(self.view.ops, v.key)[1]
+            out in behind for v in self.view.variables for out in starts_of(self.view.ops, v.key)[1]
         )
 
     def _outside_tape(self, variable: VariableSeen, reads: Sequence[Op], found: Way) -> None:
@@ -302,8 +346,8 @@ class Explainer:
             _Group(
                 cause="variable_assign_breaks_path",
                 score=score,
-                text=f"the value is written into {repr(target) if target else 'a variable'} with assign and read back; "
-                "an assign records nothing on the tape" + (f" ({line})" if line else ""),
+                text=f"the value is written into {target or 'a variable'} with assign and read "
+                "back; an assign records nothing on the tape" + (f" ({line})" if line else ""),
                 fix="Use the tensor itself instead of the variable: build it with "
                 "keras.ops.slice_update, keras.ops.scatter or tf.tensor_scatter_nd_update, and "
                 "assign only what is to be remembered.",
@@ -324,6 +368,21 @@ class Explainer:
         return None
 
     def _open(self, variable: VariableSeen, found: Way) -> None:
+        if variable.none is False:
+            self._add(
+                "loop",
+                variable,
+                _Group(
+                    cause="outside_tape",
+                    score=0.6,
+                    text="model and loss traced anew do give a gradient, so the training loop "
+                    "itself loses it: the forward pass runs outside of the tape, or the loop "
+                    "does more to the value than the loss",
+                    fix="Call the model and the loss inside `with tf.GradientTape() as tape:`.",
+                    places=("loss",),
+                ),
+            )
+            return
         custom = [op for op in found.passed if "_gradient_op_type" in op.attrs]
         if custom:
             op = custom[0]

@@ -16,6 +16,8 @@ from keras_gradguard.diagnosis.trace import Trace
 from keras_gradguard.diagnosis.view import owners_of
 
 _MOST = 6000
+_CONCISE_HEALTH = 3
+_FIRST_LOOK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,12 +58,19 @@ def count_bad(
         Tensor name -> number of entries that are NaN or Inf.
     """
     chosen = list(tensors)[:_MOST]
+    if not chosen:
+        return {}
     with trace.graph.as_default(), tf.name_scope("gradguard_probe"):
-        counts = [
-            tf.reduce_sum(tf.cast(tf.logical_not(tf.math.is_finite(t)), tf.int32)) for t in chosen
+        # One operation a tensor: number, size, -Inf, +Inf, NaN.
+        health = [
+            tf.raw_ops.DebugNumericSummaryV2(
+                input=t, output_dtype=tf.float32, tensor_debug_mode=_CONCISE_HEALTH
+            )
+            for t in chosen
         ]
-    values = run(trace, counts, instead=instead)
-    return {t.name: int(v) for t, v in zip(chosen, values, strict=True)}
+        table = tf.stack(health)
+    (values,) = run(trace, [table], instead=instead)
+    return {t.name: int(v) for t, v in zip(chosen, values[:, 2:].sum(axis=1), strict=True)}
 
 
 def forward_handles(trace: Trace) -> list[Any]:
@@ -88,9 +97,7 @@ def flat_ops(trace: Trace, handle: Any) -> tuple[Op, ...]:
     return tuple(op for op in trace.ops.ops if op.handle is handle)
 
 
-def first_bad_forward(
-    trace: Trace, bad: Mapping[str, int], handles: Sequence[Any]
-) -> list[Step]:
+def first_bad_forward(trace: Trace, bad: Mapping[str, int], handles: Sequence[Any]) -> list[Step]:
     """Return the operations that made a NaN or Inf out of finite inputs, in order."""
     found = []
     for handle in handles:
@@ -138,20 +145,37 @@ def first_bad_backward(
         scaled: Whether the loss scale is in.
 
     Returns:
-        Nothing when every variable's gradient is finite; else the operations, the last of the forward pass first (where the backward pass meets
+        The operations, the last of the forward pass first (where the backward pass meets
         trouble first), and tensor name -> its gradient tensor.
     """
-    moving, reads = _moving(trace)
-    tensors = [t for t in float_tensors(handles) if t.name in moving][:_MOST]
+    moving = _moving(trace)
+    within = [h for h in handles if any(t.name in moving for t in h.outputs)]
+    size = _FIRST_LOOK
+    while True:
+        # Differentiating with respect to what is near the loss is cheap, and trouble
+        # mostly starts there.
+        part = within[-size:]
+        found, known = _bad_backward(trace, part, moving, instead, scaled)
+        if found or size >= min(len(within), _MOST):
+            return found, known
+        size *= 8
+
+
+def _bad_backward(
+    trace: Trace,
+    handles: Sequence[Any],
+    moving: set[str],
+    instead: Mapping[int, Any] | None,
+    scaled: bool,
+) -> tuple[list[Step], dict[str, Any]]:
+    near = {t.name: t for h in handles for t in (*h.inputs, *h.outputs)}
+    tensors = [t for t in near.values() if t.dtype.is_floating and t.name in moving]
     gradients = gradients_of(trace, tensors, scaled=scaled)
     known = {t.name: g for t, g in zip(tensors, gradients, strict=True) if g is not None}
-    names = list(known)
-    counted = count_bad(trace, [known[n] for n in names], instead)
-    bad = {n: counted.get(known[n].name, 0) for n in names}
-    if not any(bad.get(n) for n in reads):
-        return [], known
+    counted = count_bad(trace, list(known.values()), instead)
+    bad = {n: counted.get(g.name, 0) for n, g in known.items()}
     found = []
-    for handle in reversed(list(handles)):
+    for handle in reversed(handles):
         inputs = [t.name for t in handle.inputs if bad.get(t.name)]
         if not inputs or any(bad.get(t.name) for t in handle.outputs):
             continue
@@ -168,16 +192,10 @@ def first_bad_backward(
     return found, known
 
 
-def _moving(trace: Trace) -> tuple[set[str], set[str]]:
-    """Return the names of the tensors that depend on a trainable variable, and of its reads."""
-    keys = [trace.key(v) for v in trace.variables]
-    reads = [o for k in keys for o in starts_of(trace.ops, k)[1]]
-    names = {v.tensor.name for v in trace.ops.descendants(reads) if _is_top(trace, v)}
-    read_names = {v.tensor.name for v in reads if _is_top(trace, v)}
-    if len(read_names) < len(reads):
-        # Some are read inside a called function; there only its arguments are seen.
-        read_names |= names
-    return names, read_names
+def _moving(trace: Trace) -> set[str]:
+    """Return the names of the top graph's tensors that depend on a trainable variable."""
+    reads = [o for v in trace.variables for o in starts_of(trace.ops, trace.key(v))[1]]
+    return {v.tensor.name for v in trace.ops.descendants(reads) if _is_top(trace, v)}
 
 
 def _is_top(trace: Trace, value: Value) -> bool:

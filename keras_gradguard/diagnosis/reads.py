@@ -34,7 +34,7 @@ def unread(view: StepView, variable: VariableSeen) -> Unread:
             ("train_step",),
             view.tape_frames[-1].short if view.tape_frames else None,
         )
-    replaced = _replacement(variable)
+    replaced = replacement(variable)
     if replaced is not None:
         return (
             variable.key,
@@ -59,15 +59,14 @@ def unread(view: StepView, variable: VariableSeen) -> Unread:
     return (
         variable.layer,
         "unused_layer",
-        f"{variable.layer!r} has trainable weights but no operation of the forward pass reads "
-        "them",
+        f"{variable.layer!r} has trainable weights but no operation of the forward pass reads them",
         f"Call {variable.layer!r} in the forward pass, delete it, or set its trainable=False.",
         (variable.layer,),
         None,
     )
 
 
-def _replacement(variable: VariableSeen) -> str | None:
+def replacement(variable: VariableSeen) -> str | None:
     """Return the attribute of the owner that holds a tensor where the variable used to be."""
     owner = variable.owner
     if owner is None:

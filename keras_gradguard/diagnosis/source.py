@@ -72,7 +72,6 @@ def is_user_file(filename: str) -> bool:
         temporary files that autograph generates.
 
     Example:
-
     >>> is_user_file("/home/me/train.py"), is_user_file(functools.__file__)
     (True, False)
     """

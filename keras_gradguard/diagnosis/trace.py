@@ -11,6 +11,7 @@ which variable.
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -439,7 +440,6 @@ def trace_step(
         TraceError: The user's code cannot run in a graph, or raised. ``frames`` says where.
 
     Example:
-
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="out")])
     >>> step = trace_step(model, np.ones((4, 2)), np.ones((4, 1)), loss="mse")
     >>> [call.name for call in step.layers if call.name == "out"]
@@ -448,9 +448,7 @@ def trace_step(
     if optimizer is None and loss is None:
         optimizer = getattr(model, "optimizer", None)
     custom = (
-        loss is None
-        and isinstance(model, keras.Model)
-        and not sandbox.is_stock_train_step(model)
+        loss is None and isinstance(model, keras.Model) and not sandbox.is_stock_train_step(model)
     )
     graph = FuncGraph("gradguard_step")
     outer = stack_frames()
@@ -480,12 +478,18 @@ def trace_step(
             if (mine.file, mine.function) != (theirs.file, theirs.function):
                 break
             shared += 1
-        text = str(problem).strip().splitlines()
         raise TraceError(
-            f"{type(problem).__name__}: {text[0] if text else ''}",
+            f"{type(problem).__name__}: {_first_words(problem)}",
             frames[shared:],
             type(problem).__name__,
         ) from problem
+
+
+def _first_words(problem: Exception) -> str:
+    """Return the telling lines of an error's text; Keras puts its own words around them."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(problem))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    return " ".join(lines[:2])
 
 
 def _custom_step(model: Any, data: Any, watch: _Watch, optimizer: Any) -> tuple[Any, Any, Any]:

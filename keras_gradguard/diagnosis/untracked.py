@@ -95,7 +95,8 @@ def _layer_cause(call: LayerCall, weights: list[Any]) -> Cause:
                     name="layer",
                     value=call.name,
                     text=f"{call.name!r} ({type(call.layer).__name__}) is made inside the call "
-                    f"of {inside!r}" + (f" ({line})" if line else "")
+                    f"of {inside!r}"
+                    + (f" ({line})" if line else "")
                     + f": its weights {listed(names)} are new in every trace and never trained",
                 ),
             ),
@@ -111,7 +112,8 @@ def _layer_cause(call: LayerCall, weights: list[Any]) -> Cause:
             Evidence(
                 name="layer",
                 value=call.name,
-                text=f"{inside!r} calls the layer {call.name!r}" + (f" ({line})" if line else "")
+                text=f"{inside!r} calls the layer {call.name!r}"
+                + (f" ({line})" if line else "")
                 + f", which is no attribute that Keras tracks: {listed(names)} are not in "
                 "model.trainable_variables",
             ),

@@ -64,9 +64,7 @@ _STEPS = frozenset({"Round", "Rint", "Floor", "Ceil", "Sign", "FloorDiv", "Trunc
 _COMPARISONS = frozenset(
     {"Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd"}
 )
-_INDICES = frozenset(
-    {"ArgMax", "ArgMin", "TopKV2", "Multinomial", "StatelessMultinomial", "Where"}
-)
+_INDICES = frozenset({"ArgMax", "ArgMin", "TopKV2", "Multinomial", "StatelessMultinomial", "Where"})
 
 
 def op_words(op: Op) -> str:

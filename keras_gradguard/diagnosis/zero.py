@@ -23,9 +23,7 @@ _CLIPS = frozenset({"ClipByValue", "Minimum", "Maximum", "Relu6"})
 _CLIP_CALLS = frozenset({"clip", "minimum", "maximum", "relu6", "hard_sigmoid", "hard_tanh"})
 
 
-def zero_gradient(
-    trace: Trace, *, variables: Sequence[Any] | None = None
-) -> tuple[Cause, ...]:
+def zero_gradient(trace: Trace, *, variables: Sequence[Any] | None = None) -> tuple[Cause, ...]:
     """Explain gradients that are exactly 0.
 
     Args:
@@ -57,7 +55,9 @@ def _are_zero(trace: Trace, keys: set[int] | None) -> list[bool]:
         return [False] * len(trace.variables)
     dense = [g.values if isinstance(g, tf.IndexedSlices) else g for g in trace.gradients]
     with trace.graph.as_default():
-        sizes = [tf.reduce_sum(tf.cast(tf.not_equal(g, 0), tf.int32)) for g in dense if g is not None]
+        sizes = [
+            tf.reduce_sum(tf.cast(tf.not_equal(g, 0), tf.int32)) for g in dense if g is not None
+        ]
     counts = iter(run(trace, sizes))
     return [g is not None and int(next(counts)) == 0 for g in dense]
 
@@ -120,9 +120,7 @@ def _is_derivative(op: Op) -> bool:
 # ---- clips -----------------------------------------------------------------------------
 
 
-def _by_clipping(
-    trace: Trace, view: StepView, asked: Sequence[VariableSeen]
-) -> list[Cause]:
+def _by_clipping(trace: Trace, view: StepView, asked: Sequence[VariableSeen]) -> list[Cause]:
     ways = {v.key: _way(view, v) for v in asked}
     clips = _clips_of(trace, ways)
     if not clips:
