@@ -30,6 +30,14 @@ def _fence(text: str) -> str:
     return f"{fence}\n{text}\n{fence}"
 
 
+def _steps(finding: Finding) -> str:
+    if finding.step is None:
+        return ""
+    if finding.first_step is None or finding.first_step == finding.step:
+        return str(finding.step)
+    return f"{finding.first_step} to {finding.step}"
+
+
 def markdown(findings: Sequence[Finding]) -> str:
     """All findings of a run as one page: a table, the newest last, then the full messages.
 
@@ -41,8 +49,8 @@ def markdown(findings: Sequence[Finding]) -> str:
         Markdown. Names are escaped, messages fenced: nothing in them is taken for markup.
     """
     lines = [
-        "| # | step | since | symptom | where | cause | what to change |",
-        "|---|---|---|---|---|---|---|",
+        "| # | steps | what | where | why | what to change |",
+        "|---|---|---|---|---|---|",
     ]
     numbered = list(enumerate(findings, start=1))
     for number, finding in numbered[-_ROWS:]:
@@ -51,8 +59,7 @@ def markdown(findings: Sequence[Finding]) -> str:
             where += f" and {len(finding.where) - 4} more"
         cells = [
             str(number),
-            "" if finding.step is None else str(finding.step),
-            "" if finding.first_step is None else str(finding.first_step),
+            _steps(finding),
             SYMPTOMS[finding.symptom].title,
             where,
             finding.cause,

@@ -1,0 +1,1 @@
+"""The GradGuard tab of TensorBoard."""
