@@ -146,6 +146,10 @@ class Run:
         self._known.add(key)
         if self._explain is not None:
             finding = self._explain(finding, recorder)
+        if finding.causes:
+            # The place of the cause is where the user has to look; what it does to, comes after.
+            places = dict.fromkeys((*finding.causes[0].where, *finding.where))
+            finding = finding.replace(where=tuple(places))
         action = self.policy.action(finding)
         self.findings.append(finding)
         if self.writer is not None:

@@ -8,9 +8,12 @@ cause. Model and optimizer are only read.
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -328,7 +331,7 @@ def _lost_step(
             Cause(
                 name="update_below_precision",
                 score=0.6 if causes else 0.95,
-                where=tuple(ns[k] for k in back),
+                where=("optimizer", *(ns[k] for k in back)),
                 evidence=(
                     Evidence(
                         name="largest_step",
@@ -510,12 +513,54 @@ def apply_missing(optimizer: Any, applied: bool | None, custom_step: bool) -> Ca
             Evidence(
                 name="iterations",
                 value=step,
-                text=f"optimizer.iterations is {step}: gradients are computed, but neither "
+                text=f"the count optimizer.iterations is {step}: gradients are computed, but neither "
                 "apply() nor apply_gradients() is called on this optimizer",
             ),
         ),
         fix="Call optimizer.apply(gradients, model.trainable_variables) at the end of the step "
         "(self.optimizer.apply in train_step), on the optimizer that the model was compiled with.",
+    )
+
+
+def frozen_condition(model: Any, applied: bool | None) -> Cause | None:
+    """Return ``python_side_effect_in_graph`` when ``train_step`` says apply, but its graph does not.
+
+    Args:
+        model: A model with its own ``train_step``.
+        applied: Whether ``apply`` was reached when the step was traced.
+    """
+    step = getattr(type(model), "train_step", None)
+    if applied is not False or step is None:
+        return None
+    try:
+        lines, first = inspect.getsourcelines(step)
+        file = Path(inspect.getsourcefile(step) or "").name
+    except (OSError, TypeError):
+        return None
+    hit = next(
+        (i for i, t in enumerate(lines) if re.search(r"\.apply(_gradients)?\(", t.split("#")[0])),
+        None,
+    )
+    guards = [t.strip() for t in lines[:hit] if re.match(r"\s+(if|elif|while|else)\b", t)]
+    if hit is None or not guards:
+        return None
+    return Cause(
+        name="python_side_effect_in_graph",
+        score=0.96,
+        where=("train_step", "optimizer"),
+        evidence=(
+            Evidence(
+                name="condition",
+                value=guards[-1],
+                text=f"the train_step calls the optimizer's apply in line {first + hit}, but behind "
+                f"`{guards[-1]}`, which was not true when the step was traced; the graph keeps that "
+                "answer for good",
+            ),
+        ),
+        fix="A Python condition is looked at once, when the graph is traced. Set it before the "
+        "first step (or call model.make_train_function(force=True) after changing it), or make it "
+        "a variable and choose with keras.ops.cond.",
+        source=f"{file}:{first + hit}",
     )
 
 
@@ -561,11 +606,11 @@ def learning_rate_too_high(
             )
         )
         score = max(score + 0.05, 0.8)
-    if len(losses) >= 3 and losses[0] > 0:
+    if len(losses) >= 2 and losses[0] > 0:
         good = [v for v in losses if math.isfinite(v)]
         rising = all(b > 2 * a for a, b in zip(losses, losses[1:], strict=False)
                      if math.isfinite(a) and math.isfinite(b))  # fmt: skip
-        if rising and (len(good) < len(losses) or good[-1] > 10 * losses[0]):
+        if rising and (len(good) < len(losses) or (len(good) > 2 and good[-1] > 10 * good[0])):
             told = ", ".join(f"{v:.3g}" for v in losses[:4])
             evidence.append(
                 Evidence(

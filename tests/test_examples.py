@@ -1,0 +1,62 @@
+"""Every example runs, and each story shows its fault and its cure."""
+
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if not s.stem.startswith("story_")],
+                         ids=lambda s: s.stem)  # fmt: skip
+def test_an_example_runs(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_demo_stops_the_faulty_autoencoder_within_twenty_steps(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    finding = load("digits_demo").main("logs")
+    out = capsys.readouterr().out
+    assert finding.symptom == "zero_gradient"
+    assert finding.cause == "double_activation"
+    assert finding.step < 20
+    assert "0 findings" in out
+    assert finding.message in out
+    written = {p.parent.name for p in (tmp_path / "logs" / "classifier").rglob("*tfevents*")}
+    assert written == {"gradguard"}
+
+
+def test_story_1_a_double_sigmoid_and_logits_output():
+    story = load("story_1_double_sigmoid")
+    finding = story.faulty()
+    assert (finding.symptom, finding.cause) == ("zero_gradient", "double_activation")
+    assert finding.step < 20
+    assert "recon" in finding.where
+    loss, error, findings = story.cured()
+    assert loss < 0.4  # ln 2 = 0.693 is where the faulty one sits
+    assert error < 0.1
+    assert findings == ()
+
+
+def test_story_2_a_frozen_base_and_a_dead_head():
+    story = load("story_2_frozen_base")
+    finding = story.faulty()
+    assert (finding.symptom, finding.cause) == ("zero_gradient", "dead_relu")
+    assert "head_relu" in finding.where
+    losses, findings = story.cured()
+    assert sum(losses[-5:]) < sum(losses[:5])
+    assert findings == ()
