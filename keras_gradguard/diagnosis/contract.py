@@ -439,7 +439,12 @@ def labels(facts: Facts) -> list[Cause]:
     arrays = facts.target_arrays()
     if not arrays or not facts.outputs:
         return causes
-    for array, output in zip(arrays, facts.outputs, strict=False):
+    targets = facts.target_values()
+    if len(targets) != len(arrays):
+        return causes
+    for array, target, output in zip(arrays, targets, facts.outputs, strict=False):
+        if target not in facts.reach:
+            continue
         shape = output.shape or ()
         units = shape[-1] if shape else None
         sparse = _sparse_site(facts)
@@ -449,7 +454,7 @@ def labels(facts: Facts) -> list[Cause]:
                 causes.append(cause)
             continue
         reach = _reachable(output)
-        if reach is not None and array.size and not _is_class_ids(array, shape):
+        if reach is not None and array.size and _compared(target, output, facts):
             cause = _outside(array, reach, output, facts)
             if cause is not None:
                 causes.append(cause)
@@ -462,8 +467,39 @@ def labels(facts: Facts) -> list[Cause]:
     return causes
 
 
-def _is_class_ids(array: NDArray[Any], shape: Any) -> bool:
-    return array.ndim < len(shape)
+def _compared(target: Value, output: Value, facts: Facts) -> bool:
+    """Return True when the loss takes targets and outputs for the same kind of number."""
+    view = facts.view
+    if view is None:
+        return False
+    if target.shape is not None and output.shape is not None:
+        if len(target.shape) < len(output.shape) and output.shape[-1] != 1:
+            return False
+    for op in view.ops.ops:
+        if op.type not in ("Sub", "SquaredDifference") or op.layers or len(op.inputs) != 2:
+            continue
+        roots = {_root(v) for v in op.inputs}
+        if roots == {target, output}:
+            return True
+    return bool(probability_clips(facts)) or any(
+        site.op.type == "Log1p" and site.logits in _logits_behind([output])
+        for site in _sites(facts)
+    )
+
+
+def compared_directly(facts: Facts) -> bool:
+    """Return True when the loss takes the difference of an output and its target."""
+    return any(
+        _compared(t, o, facts) for t in facts.target_values() for o in facts.outputs
+    )
+
+
+def _root(value: Value) -> Value:
+    for _ in range(20):
+        if value.op is None or value.op.type not in blame.PASSES or not value.op.inputs:
+            break
+        value = value.op.inputs[0]
+    return value
 
 
 def _sparse_site(facts: Facts) -> Op | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keras_gradguard.diagnosis.context import ActivationStats, Batch, DataStats, Role
+from keras_gradguard.diagnosis.context import Batch, DataStats, Role
 from keras_gradguard.findings import Cause, Evidence
 
 UNIT_SCALE_LIMIT = 50.0  # raw pixels (255), years (2000), prices: all above; standardised data: below
@@ -149,9 +149,10 @@ def zero_input(stats: Iterable[DataStats]) -> Cause | None:
     if not zero:
         return None
     names = ", ".join(f"`{s.name}`" for s in zero)
+    indices = all(s.dtype.startswith(("int", "uint", "bool")) for s in zero)  # 0 may be a token
     return Cause(
         name="zero_input",
-        score=0.95 if len(zero) == len(inputs) else 0.6,
+        score=0.95 if len(zero) == len(inputs) and not indices else 0.55,
         where=("data", *(s.name for s in zero)),
         evidence=(
             Evidence(
@@ -235,8 +236,9 @@ def zero_sample_weight(stats: Iterable[DataStats], class_weight: Mapping[int, fl
                 "the loss is 0 whatever the model says",
             ),
         ),
-        fix="Check how the weights are built: print(sample_weight.sum()) per batch. A mask of "
-        "dtype int or bool, a threshold that nothing passes or a mask turned round gives zeros.",
+        fix="Check how the weights are built: print(sample_weight.sum()) per batch. A threshold "
+        "that nothing passes, a mask turned round, or a class_weight whose keys are not the labels "
+        "gives zeros.",
     )
 
 
@@ -280,26 +282,4 @@ def labels_all_zero(y: Any, y_pred_units: int | None = None) -> Cause | None:
         fix="Every row of a one-hot target must sum to 1: check the number of classes and that "
         "labels count from 0 (keras.utils.to_categorical(y, num_classes)); examples without "
         "a class need a class of their own or a sample_weight of 0.",
-    )
-
-
-def all_masked(activations: Iterable[ActivationStats], masks: Iterable[DataStats]) -> Cause | None:
-    """Return the cause ``all_masked`` when every position of a mask is False."""
-    del activations
-    hit = [m for m in masks if m.role == "mask" and m.zero_fraction == 1.0]
-    if not hit:
-        return None
-    return Cause(
-        name="all_masked",
-        score=0.95,
-        where=("data", *(cast(str, m.name) for m in hit)),
-        evidence=(
-            Evidence(
-                name="masked_fraction",
-                value=1.0,
-                text=f"the mask of '{hit[0].name}' hides every position of this batch",
-            ),
-        ),
-        fix="Check `mask_value` (Masking) or the padding value (Embedding(mask_zero=True) takes 0 "
-        "for padding, so real tokens must count from 1).",
     )

@@ -150,6 +150,16 @@ def _contract_finding(cause: Cause, facts: Facts) -> Finding | None:
     )
 
 
+def _scale_finding(cause: Cause) -> Finding:
+    return Finding(
+        symptom="bad_contract",
+        summary="The inputs are far from unit size, which makes training slow and fragile.",
+        where=cause.where,
+        severity="info",
+        causes=(cause,),
+    )
+
+
 def _rescued(facts: Facts) -> list[Finding]:
     """Tell about from_logits=True on a sigmoid or softmax output, which Keras puts right."""
     loss = facts.context.loss
@@ -319,9 +329,13 @@ def diagnose(
         return Report(findings=tuple(findings), title=_title(facts), notes=tuple(notes))
     work = Work(Finding(symptom="bad_contract", summary=""), facts)
     if not facts.is_own_loss:
+        findings += _untraceable(facts, bool(findings))
         return Report(findings=tuple(findings), title=_title(facts), notes=tuple(facts.notes))
     measured = work.attempt("the step", lambda: _measured(facts), [])
     findings = _joined(findings, measured)
+    scale = work.attempt("the scale of the inputs", lambda: data.input_scale(facts.data), None)
+    if scale is not None and not any(c.name == "input_scale" for f in findings for c in f.causes):
+        findings.append(_scale_finding(scale))
     return Report(
         findings=tuple(findings), title=_title(facts), notes=(*facts.notes, *work.notes)
     )
@@ -383,14 +397,16 @@ def _measured(facts: Facts) -> list[Finding]:
     there = {n: g for n, g in gradients.items() if g is not None and g.size}
     loss = facts.loss
     bad = [n for n, g in there.items() if not np.all(np.isfinite(g))]
+    zero = [n for n, g in there.items() if not np.any(g)]
+    whole = bool(there) and len(zero) == len(there)
+    if whole:
+        found.append(explain_with(_all_zero_finding(zero, loss), facts))
     if none:
         found.append(explain_with(_none_finding(none, len(gradients)), facts))
     if bad or (loss is not None and not math.isfinite(loss)):
         found.append(explain_with(_bad_finding(bad, loss), facts))
         return found
-    zero = [n for n, g in there.items() if not np.any(g)]
-    if there and len(zero) == len(there):
-        found.append(explain_with(_all_zero_finding(zero, loss), facts))
+    if whole:
         return [*found, *_update_findings(facts, {})]
     layers = _zero_layers(facts, there)
     if layers:
@@ -537,16 +553,14 @@ def _trial(facts: Facts) -> list[Finding]:
     cause = optimizer.learning_rate_too_high((), opt, losses)
     if cause is None:
         return []
-    scale = data.input_scale(facts.data)
-    return [
-        Finding(
-            symptom="exploding",
-            summary="Every step on this batch makes its loss much larger.",
-            where=("optimizer",),
-            severity="raise",
-            causes=(cause, *((scale,) if scale is not None else ())),
-        )
-    ]
+    finding = Finding(
+        symptom="exploding",
+        summary="Every step on this batch makes its loss much larger.",
+        where=("optimizer",),
+        severity="raise",
+        causes=(cause,),
+    )
+    return [explain_with(finding, facts)]
 
 
 def trial_losses(facts: Facts, steps: int) -> list[float]:

@@ -26,7 +26,8 @@ SECONDS = 8.0
 # A loss of 0 from the start is only a fault when one of these says why.
 _EMPTY_LOSS = frozenset(
     {"zero_sample_weight", "zero_class_weight", "all_masked", "wrong_loss_for_labels",
-     "softmax_over_one_unit", "labels_all_zero", "no_loss", "loss_arguments_swapped"}
+     "softmax_over_one_unit", "labels_all_zero", "no_loss", "loss_arguments_swapped",
+     "float16_underflow"}
 )  # fmt: skip
 _ROUNDING_ONLY = frozenset({"softmax_over_one_unit", "wrong_loss_for_labels", "batchnorm_batch_one"})
 
@@ -400,6 +401,8 @@ def _zero_update(work: Work) -> None:
     if trace is not None and trace.custom_step and not trace.applies:
         applied = False
     work.add("apply", lambda: optimizer.apply_missing(opt, applied, facts.custom_step))
+    if facts.custom_step:
+        work.add("train_step", lambda: optimizer.frozen_condition(context.model, applied))
     if opt is not None:
         work.add("the optimizer's variables", lambda: optimizer.frozen_after_build(context.model, opt))
         warm = work.attempt("the schedule", lambda: optimizer.warms_up(opt), None)

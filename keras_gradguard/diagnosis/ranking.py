@@ -29,6 +29,7 @@ _EXPLAINS = (
     ("nan_input", "input_scale"),
     ("nan_input", "learning_rate_too_high"),
     ("nan_input", "float16_overflow"),
+    ("zero_class_weight", "zero_sample_weight"),
     ("zero_sample_weight", "all_masked"),
     ("zero_sample_weight", "wrong_loss_for_labels"),
     ("constraint_projects_update", "zero_init"),
@@ -42,6 +43,7 @@ _EXPLAINS = (
     ("second_derivative_of_relu", "zero_gradient_op"),
     ("layer_created_in_call", "untracked_variable"),
     ("trainable_flag", "apply_missing"),
+    ("python_side_effect_in_graph", "apply_missing"),
     ("recurrent_explosion", "learning_rate_too_high"),
     ("loss_arguments_swapped", "non_differentiable_op"),
 )

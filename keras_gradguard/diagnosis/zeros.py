@@ -379,7 +379,12 @@ class Judge:
             if op.type in blame.FLAT_ENDS and not zero:
                 return ZeroSource(kind="flat", op=op)
             if op.type in _CHOOSERS:
-                return self._chooser(op)
+                # where(a, zeros, zeros) is 0 because of what it chooses from, not by the choice.
+                both = [v for v in zero if v.op is None or v.op.type != "Const"]
+                if not op.type.startswith("Select") or len(zero) < 2 or not both:
+                    return self._chooser(op)
+                value = both[0]
+                continue
             if not floats:
                 return ZeroSource(kind="unknown", op=op)
             if op.type in blame.PRODUCTS and not zero:
@@ -779,9 +784,10 @@ def embedding_collapse(facts: Facts) -> Cause | None:
     if trace is None or not facts.outputs:
         return None
     from keras_gradguard.diagnosis.activations import constant_outputs
+    from keras_gradguard.diagnosis.contract import compared_directly
 
     hit = constant_outputs(facts)
-    if hit is None:
+    if hit is None or compared_directly(facts):
         return None
     name, units, examples = hit
     return Cause(
