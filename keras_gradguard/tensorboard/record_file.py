@@ -12,6 +12,7 @@ import errno
 import functools
 import os
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -108,6 +109,27 @@ def framed(data: bytes) -> bytes:
     return b"".join(
         (head, struct.pack("<I", masked_crc32c(head)), data, struct.pack("<I", masked_crc32c(data)))
     )
+
+
+def read_records(path: Path) -> Iterator[bytes]:
+    """Yield the records of a file, as far as they are whole.
+
+    A file that is still being written, or whose writer was killed, ends in the middle of a
+    record: reading stops there, without an error. The checksum of a record's length is looked
+    at, that of its data is not.
+
+    Args:
+        path: An event file.
+    """
+    with path.open("rb") as file:
+        while len(head := file.read(12)) == 12:
+            length, checksum = struct.unpack("<QI", head)
+            if checksum != masked_crc32c(head[:8]):
+                return
+            data = file.read(length + 4)
+            if len(data) < length + 4:
+                return
+            yield data[:length]
 
 
 class RecordFile:

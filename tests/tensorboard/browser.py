@@ -45,7 +45,11 @@ def browsing(
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     if downloads is not None:
-        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+        wanted = {
+            "download.default_directory": str(downloads),
+            "profile.default_content_setting_values.automatic_downloads": 1,
+        }
+        options.add_experimental_option("prefs", wanted)
     service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
     driver = webdriver.Chrome(options=options, service=service)
     driver.set_page_load_timeout(60)
@@ -61,6 +65,7 @@ def open_plugin(driver: Any, address: str, run: str | None = None) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
+    driver.get("about:blank")  # a new hash alone would not load the page anew
     driver.get(f"{address}/#gradguard")
     frame = WebDriverWait(driver, 60).until(
         lambda d: next(

@@ -81,8 +81,8 @@ def color(driver: Any, row: int, step: int, pane: int = 0) -> list[int]:
         const [pane, x, y, h] = arguments;
         const canvas = document.querySelectorAll('canvas.map')[pane];
         const ratio = canvas.width / parseFloat(canvas.style.width);
-        const data = canvas.getContext('2d')
-          .getImageData(Math.round(x * ratio), Math.round(y * ratio), 1, Math.round(h * ratio)).data;
+        const [left, top, high] = [x, y, h].map(v => Math.round(v * ratio));
+        const data = canvas.getContext('2d').getImageData(left, top, 1, high).data;
         const seen = {};
         for (let i = 0; i < data.length; i += 4) {
           const key = data.slice(i, i + 3).join();
@@ -119,12 +119,20 @@ def click_cell(driver: Any, row: int, step: int) -> None:
     ).click().perform()
 
 
+def picked_step(driver: Any, name: str) -> int:
+    """Step of the cell in the detail panel, once it is of the variable ``name``."""
+    wait(driver, f"return document.querySelector('.detail').dataset.cell.startsWith('{name}@')")
+    cell = driver.execute_script("return document.querySelector('.detail').dataset.cell")
+    return int(cell.rpartition("@")[2])
+
+
 ZERO = [224, 20, 76]
 
 
 def clean(driver: Any, address: str) -> None:
     """No error in the console and no request to anyone but the server."""
-    assert browser.console_errors(driver) == []
+    # Behind a path prefix TensorBoard's own page misses its fonts.
+    assert [e for e in browser.console_errors(driver) if "/font-roboto/" not in e] == []
     host = address.split("/")[2]
     outside = [
         url
@@ -153,15 +161,17 @@ def test_the_dead_layers_rows_turn_to_the_zero_colour_at_the_right_step(driver, 
 def test_a_click_gives_the_histogram(driver, address):
     browser.open_plugin(driver, address, "dead/gradguard")
     click_cell(driver, 8, 450)
-    wait(driver, "return document.querySelector('.detail').dataset.cell === 'dense_2/kernel@450'")
+    assert abs(picked_step(driver, "dense_2/kernel") - 450) <= 1  # a step is 1.6 pixels wide
     assert "at step 450" in text(driver, ".detail")
     assert "dense_2" in text(driver, ".detail h2")
     painted = driver.execute_script(
         """
         return [...document.querySelectorAll('.detail canvas')].map(canvas => {
-          const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-          const colors = new Set();
-          for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200) colors.add(data.slice(i, i + 3).join());
+          const {width, height} = canvas, colors = new Set();
+          const data = canvas.getContext('2d').getImageData(0, 0, width, height).data;
+          for (let i = 0; i < data.length; i += 4) {
+            if (data[i + 3] > 200) colors.add(data.slice(i, i + 3).join());
+          }
           return colors.size;
         })
         """
@@ -169,7 +179,7 @@ def test_a_click_gives_the_histogram(driver, address):
     assert len(painted) == 2
     assert all(n > 2 for n in painted)
     click_cell(driver, 6, 500)
-    wait(driver, "return document.querySelector('.detail').dataset.cell === 'dense_1/kernel@500'")
+    assert abs(picked_step(driver, "dense_1/kernel") - 500) <= 1
     assert "100.0 %" in text(driver, ".detail")
     clean(driver, address)
 
@@ -276,7 +286,8 @@ def test_picture_and_data_are_saved(driver, address):
     browser.open_plugin(driver, address, "hostile/gradguard")
     for name in ("PNG", "CSV"):
         driver.execute_script(
-            "[...document.querySelectorAll('button')].find(b => b.textContent === arguments[0]).click()",
+            "[...document.querySelectorAll('button')]"
+            ".find(b => b.textContent === arguments[0]).click()",
             name,
         )
     png, csv = driver.downloads / "gradguard.png", driver.downloads / "gradguard_norm.csv"

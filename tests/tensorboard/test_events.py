@@ -544,7 +544,7 @@ def test_no_file_stays_open(tmp_path):
     ],
 )
 def test_bad_arguments_name_themselves(tmp_path, arguments, word):
-    with pytest.raises(ValueError, match=f"`{word}`.*Received"):
+    with pytest.raises(ValueError, match=rf"`{word}`.*Received"):
         EventWriter(**{"log_dir": tmp_path, **arguments})
 
 

@@ -103,3 +103,23 @@ def test_a_failed_write_leaves_only_whole_records(tmp_path, monkeypatch):
         file.flush()
     assert (tmp_path / "f").read_bytes() == record_file.framed(b"first")
     file.abandon()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.binary(max_size=50), max_size=5), st.integers(0, 400))
+def test_reading_gives_the_whole_records_of_any_beginning(records, cut):
+    import tempfile
+    from pathlib import Path
+
+    framed = [record_file.framed(r) for r in records]
+    ends = [sum(map(len, framed[: i + 1])) for i in range(len(framed))]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "f"
+        path.write_bytes(b"".join(framed)[:cut])
+        whole = sum(end <= cut for end in ends)
+        assert list(record_file.read_records(path)) == records[:whole]
+
+
+def test_reading_stops_at_a_length_that_cannot_be_true(tmp_path):
+    (tmp_path / "f").write_bytes(record_file.framed(b"abc") + b"\xff" * 40)
+    assert list(record_file.read_records(tmp_path / "f")) == [b"abc"]
