@@ -22,6 +22,9 @@ class GradientGuardError(RuntimeError):
     # Autograph replaces an exception it does not know by a StagingError, which would
     # lose the class and the finding; this attribute makes it pass the error on as it is.
     ag_pass_through = True
+    # Keras adds a layer's arguments to an error by making a new one from its text, which would
+    # lose the finding; this attribute says that it has done so already.
+    _keras_call_info_injected = True
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding)
