@@ -59,11 +59,11 @@ class DynamicRepeatDense(keras.layers.Layer):
     **Bad n.** Without ``max_repeats`` an ``n`` that is NaN, negative or needs more than
     ``MAX_ROWS`` rows or ``MAX_VALUES`` values raises ``ValueError``, in graph mode
     ``tf.errors.InvalidArgumentError``; the layer does not compile under XLA
-    (``supports_jit`` is False). With ``max_repeats`` every shape is static and XLA works, but
-    cannot raise: ``n`` is clipped to ``[min_repeats, max_repeats]``; clipped examples
-    are counted in training (``clipped_repeats``) and one warning is given, at once in eager mode and at the end of the
-    epoch in ``fit``. A NaN ``n`` gives NaN values. In both, ``n`` below
-    ``min_repeats`` counts as ``min_repeats``.
+    (``supports_jit`` is False). With ``max_repeats`` every shape is static and XLA works,
+    but cannot raise: ``n`` is clipped to ``[min_repeats, max_repeats]``, clipped examples
+    are counted in training (``clipped_repeats``), and one warning is given: at once in
+    eager mode, at the end of the epoch in ``fit``. A NaN ``n`` gives NaN values. In both
+    cases an ``n`` below ``min_repeats`` counts as ``min_repeats``.
 
     Args:
         units: Size of a row, a positive integer.
