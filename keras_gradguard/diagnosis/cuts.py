@@ -92,6 +92,32 @@ def way(
     return Way(True, reached, tuple(ordered), tuple(passed))
 
 
+def opens(ops: OpGraph, oracle: Oracle, cut: Cut, targets: Iterable[Value]) -> bool:
+    """Return True when the way would be open if this one cut were not there.
+
+    A cut may begin a stretch of integers (an argmax, a cast, a gather by index); the whole
+    stretch, up to the next value that can carry a gradient, counts as one.
+    """
+    goal = set(targets)
+    todo, seen = [cut.output], {cut.output}
+    further: list[Value] = []
+    while todo:
+        value = todo.pop()
+        if carries(value):
+            further.append(value)
+            continue
+        if value in goal:
+            return True
+        for op in value.uses:
+            for out in op.outputs:
+                if out not in seen:
+                    seen.add(out)
+                    todo.append(out)
+    if not further:
+        return False
+    return bool(goal & set(further)) or way(ops, oracle, further, goal).open
+
+
 def _is_zero(op: Op, value: Value) -> bool:
     index = ZERO_INPUTS.get(op.type)
     return index is not None and index < len(op.inputs) and op.inputs[index] is value

@@ -22,6 +22,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework import ops as framework_ops
+from tensorflow.python.ops import script_ops
 
 from keras_gradguard.diagnosis import sandbox
 from keras_gradguard.diagnosis.flatten import Flattener, flatten, static_shape
@@ -156,6 +157,9 @@ class EagerRecorder:
                 if owner is not None and owner is not object:
                     with contextlib.suppress(TypeError):  # a method that C++ does not let go
                         stack.enter_context(sandbox.replaced(owner, name, self._leaving_by(name)))
+            stack.enter_context(
+                sandbox.replaced(script_ops, "py_func_common", self._numpy_function)
+            )
             op_callbacks.add_op_callback(self._seen)
             stack.callback(op_callbacks.remove_op_callback, self._seen)
             self._stack = stack.pop_all()
@@ -301,13 +305,24 @@ class EagerRecorder:
         self.recording.variables.update({id(v): v for v in handles.values()})
         return flatten(graph, keys, limit=self.limit)
 
+    def _numpy_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def numpy_function(func: Any, inp: Any, *args: Any, **kwargs: Any) -> Any:
+            for tensor in inp if isinstance(inp, (list, tuple)) else [inp]:
+                self._note_leaving(tensor, "numpy_function")
+            return original(func, inp, *args, **kwargs)
+
+        return numpy_function
+
+    def _note_leaving(self, tensor: Any, how: str) -> None:
+        value = self.recording.ops.value(getattr(tensor, "_id", None))
+        if value is not None and not self._differentiating and value.is_float:
+            frames = stack_frames(sys._getframe(2))
+            self.recording.left.append(Left(value=value, how=how, frames=frames))
+
     def _leaving_by(self, how: str) -> Callable[[Any], Callable[..., Any]]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def leaving(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                value = self.recording.ops.value(getattr(tensor, "_id", None))
-                if value is not None and not self._differentiating and value.is_float:
-                    frames = stack_frames(sys._getframe(2))
-                    self.recording.left.append(Left(value=value, how=how, frames=frames))
+                self._note_leaving(tensor, how)
                 return original(tensor, *args, **kwargs)
 
             return leaving

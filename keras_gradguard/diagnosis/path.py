@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_gradguard.diagnosis.cuts import Cut, Way, starts_of, way
+from keras_gradguard.diagnosis.cuts import Cut, Way, opens, starts_of, way
 from keras_gradguard.diagnosis.eager import Recording
-from keras_gradguard.diagnosis.opgraph import ASSIGN_OPS, Op
+from keras_gradguard.diagnosis.opgraph import ASSIGN_OPS, Op, Value
 from keras_gradguard.diagnosis.oracle import Oracle
 from keras_gradguard.diagnosis.reads import replacement, unread
 from keras_gradguard.diagnosis.trace import Trace, TraceError, backend_variable
@@ -27,6 +27,7 @@ from keras_gradguard.diagnosis.wording import cut_fix, listed, op_words, shape_w
 from keras_gradguard.findings import Cause, Evidence
 
 _MOST_CAUSES = 6
+_MOST_TRIED = 24
 _LEAVING_WORDS = (
     "'SymbolicTensor'",
     "has no attribute 'numpy'",
@@ -186,17 +187,36 @@ class Explainer:
             return
         if untaped:
             self._outside_tape(variable, reads, found)
-        for rank, cut in enumerate(self._telling(found)):
-            self._cut(variable, cut, rank + (1 if untaped else 0))
+        for rank, (cut, alone) in enumerate(self._telling(found)):
+            self._cut(variable, cut, rank + (1 if untaped else 0), alone=alone)
         if found.open and not untaped:
             self._open(variable, found)
 
-    def _telling(self, found: Way) -> list[Cut]:
-        """Return the cuts worth telling: nearest first, one per function the user called."""
+    def _telling(self, found: Way) -> list[tuple[Cut, bool]]:
+        """Return the cuts worth telling, and whether each alone would open a way.
+
+        The nearest of those that alone close a way comes first: a normalisation layer, say,
+        stops the gradient of its mean on a side way, which is none of the matter. When no
+        single one does, the user's own come before those of library layers.
+        """
         cuts: dict[Any, Cut] = {}
         for cut in found.cuts:
             cuts.setdefault(self._spot(cut.op), cut)
-        return list(cuts.values())[:4]
+        some = list(cuts.values())[:_MOST_TRIED]
+        alone = [c for c in some if opens(self.view.ops, self.oracle, c, self.view.loss)]
+        others = [c for c in some if c not in alone]
+        own = [c for c in others if self._is_users(c.op)]
+        if not alone and not own:
+            own = others
+        return [*((c, True) for c in alone), *((c, False) for c in own)][:4]
+
+    def _is_users(self, op: Op) -> bool:
+        """True when the user's code made the operation, and not a stock layer on its own."""
+        if not self.view.eager:
+            return bool(op.frames) or not op.layers
+        # The frames of an eager operation begin at the top of the script.
+        stock = self.view.stock_layers
+        return not op.layers or op.layers[-1] not in stock
 
     def _spot(self, op: Op) -> Any:
         """Return what makes two operations one to the user: a function called on one line."""
@@ -223,7 +243,7 @@ class Explainer:
         for left in self.view.left:
             if left.value in derived:
                 line = left.frames[-1] if left.frames else None
-                how = "numpy()" if left.how in ("numpy", "__array__") else f"{left.how}()"
+                how = "numpy()" if left.how == "__array__" else f"{left.how.strip('_')}()"
                 self._add(
                     str(line),
                     variable,
@@ -231,7 +251,7 @@ class Explainer:
                         cause="leaves_tensorflow",
                         score=0.95,
                         text=f"a value computed from it becomes a Python number or NumPy array "
-                        f"by {how.replace('__', '')}" + (f" ({line})" if line else ""),
+                        f"by {how}" + (f" ({line})" if line else ""),
                         fix="Keep the value a tensor up to the loss: use keras.ops or tf "
                         "functions instead of NumPy, float() and int().",
                         places=("loss",),
@@ -255,13 +275,28 @@ class Explainer:
                     source=line.short if line else None,
                 ),
             )
+        elif self.view.eager and self._comes_back(derived):
+            self._add(
+                "back",
+                variable,
+                _Group(
+                    cause="leaves_tensorflow",
+                    score=0.75,
+                    text="nothing uses its last value, and right after it a new tensor of the "
+                    "same shape, made by no operation, goes on to the loss: the value took a "
+                    "way through NumPy",
+                    fix="Use keras.ops or tf functions all along; np.array(), NumPy functions "
+                    "and numpy_function cut the tape.",
+                    places=self._ends(derived),
+                ),
+            )
         count = sum(1 for v in derived if v.op is not None)
         self._add(
             variable.layer,
             variable,
             _Group(
                 cause="output_not_in_loss",
-                score=0.6 if self._loss_is_constant() else 0.95,
+                score=0.6 if self._loss_is_constant() or self._comes_back(derived) else 0.95,
                 text=f"{variable.layer!r} runs ({count} values are computed from it) but none "
                 "of them reaches the loss",
                 fix=f"Give the output of {variable.layer!r} a loss (in compile(), or add_loss), "
@@ -269,6 +304,39 @@ class Explainer:
                 places=(variable.layer,),
             ),
         )
+
+    def _comes_back(self, derived: set[Value]) -> bool:
+        """True when a tensor of Python's making takes the place of a value that is left over.
+
+        NumPy reads a tensor's memory without telling anybody, so that only the two loose
+        ends are seen: a value that nothing uses, and a later one that nothing made.
+        """
+        if not self.view.eager:
+            return False
+        behind = self.view.ops.ancestors(self.view.loss)
+        ends = [v for v in derived if not v.uses and v.is_float and v.op is not None]
+        reads = {o for v in self.view.variables for o in starts_of(self.view.ops, v.key)[1]}
+        fresh = [
+            v
+            for v in behind
+            if v.op is None
+            and v.is_float
+            and v.shape
+            and any(set(op.inputs) & reads for op in v.uses)
+        ]
+        return any(
+            f.order > e.order
+            and f.shape is not None
+            and e.shape is not None
+            and f.shape[:1] == e.shape[:1]
+            for e in ends
+            for f in fresh
+        )
+
+    def _ends(self, derived: set[Value]) -> tuple[str, ...]:
+        ends = [v for v in derived if not v.uses and v.op is not None]
+        last = max(ends, key=lambda v: v.order, default=None)
+        return (self.view.place(last.op),) if last is not None and last.op else ("loss",)
 
     def _loss_is_constant(self) -> bool:
         """True when no trainable variable of the step has a way to the loss."""
@@ -295,9 +363,9 @@ class Explainer:
             ),
         )
 
-    def _cut(self, variable: VariableSeen, cut: Cut, rank: int) -> None:
+    def _cut(self, variable: VariableSeen, cut: Cut, rank: int, *, alone: bool) -> None:
         op = cut.op
-        score = 0.95 * 0.8**rank
+        score = (0.95 if alone else 0.9) * 0.8**rank
         if op.type in ASSIGN_OPS:
             self._assign(variable, op, score)
             return

@@ -73,6 +73,17 @@ class StepView:
     names: dict[int, str] = field(default_factory=dict)
     complete: bool = True
 
+    @property
+    def stock_layers(self) -> frozenset[str]:
+        """Names of the layers of the model that Keras ships."""
+        if self.model is None:
+            return frozenset()
+        return frozenset(
+            str(layer.name)
+            for layer in all_layers(self.model)
+            if type(layer).__module__.startswith("keras.") and type(layer).__name__ != "Lambda"
+        )
+
     def place(self, op: Op) -> str:
         """Return where an operation stands, as a word of ``where``: a layer, or the loss."""
         if op.layers:
