@@ -28,5 +28,5 @@ assert cause == "dead_relu_output", cause
 assert list(Path("wheel-logs/gradguard").glob("events.out.tfevents.*"))
 command = Path(sys.executable).with_name("gradguard")
 subprocess.run([command, "--version"], check=True)
-subprocess.run([command, "show", "wheel-logs"], check=False)
+subprocess.run([command, "show", "wheel-logs"], check=True)
 print("The wheel works: version", keras_gradguard.__version__)

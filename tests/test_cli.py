@@ -1,0 +1,373 @@
+"""The command line, on scripts that know nothing of a guard, in processes of their own."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from keras_gradguard import cli
+from keras_gradguard.findings import Finding
+
+DATA = """
+import numpy as np
+rng = np.random.default_rng(0)
+x = rng.normal(size=(320, 4)).astype("float32")
+y = (x[:, :1] > 0).astype("float32")
+"""
+MODEL = """
+import keras
+keras.utils.set_random_seed(0)
+def make(last="sigmoid", bias=0.0):
+    model = keras.Sequential([
+        keras.Input((4,)),
+        keras.layers.Dense(8, activation="relu", name="hidden"),
+        keras.layers.Dense(1, activation=last, name="answer"),
+    ])
+    model.layers[-1].bias.assign([bias])
+    return model
+"""
+LOOP = """
+import tensorflow as tf
+optimizer = keras.optimizers.Adam(0.01)
+loss_fn = keras.losses.MeanSquaredError()
+def step(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_fn(y, model(x, training=True))
+    grads = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(grads, model.trainable_variables))
+    return loss
+"""
+BASE = DATA + MODEL
+
+# name: (script, arguments, exit code, words on stdout, words on stderr)
+SCRIPTS = {
+    "healthy fit": (
+        BASE + "m = make(); m.compile('adam', 'binary_crossentropy')\n"
+        "m.fit(x, y, epochs=2, verbose=0); print('done')",
+        [], 0, ["done"], [],
+    ),
+    "dead output in fit": (
+        BASE + "m = make('relu', -100.0); m.compile('sgd', 'mse')\n"
+        "m.fit(x, y, epochs=9, verbose=0); print('done')",
+        [], 3, [], ["exactly zero", "answer", "script.py:", "m.fit(x, y, epochs=9"],
+    ),
+    "dead output in an eager loop": (
+        BASE + LOOP + "m = make('relu', -100.0)\n"
+        "for i in range(40): step(m, x, y)\nprint('done')",
+        [], 3, [], ["exactly zero"],
+    ),
+    "dead output in a tf.function loop": (
+        BASE + LOOP + "m = make('relu', -100.0); step = tf.function(step)\n"
+        "for i in range(40): step(m, x, y)\nprint('done')",
+        [], 3, [], ["exactly zero"],
+    ),
+    "healthy tf.function loop": (
+        BASE + LOOP + "m = make(); step = tf.function(step)\n"
+        "for i in range(40): step(m, x, y)\nprint('done')",
+        [], 0, ["done"], [],
+    ),
+    "train_on_batch": (
+        BASE + "m = make('relu', -100.0); m.compile('sgd', 'mse')\n"
+        "for i in range(60): m.train_on_batch(x, y)\nprint('done')",
+        [], 3, [], ["exactly zero"],
+    ),
+    "argparse and main": (
+        BASE + """
+import argparse
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("name")
+    options = parser.parse_args()
+    m = make(); m.compile("adam", "binary_crossentropy")
+    m.fit(x, y, epochs=options.epochs, verbose=0)
+    print("trained", options.name, options.epochs, __file__)
+if __name__ == "__main__":
+    main()
+""",
+        ["--epochs", "2", "digits"], 0, ["trained digits 2", "script.py"], [],
+    ),
+    "sys.exit with a number": ("import sys; print('bye'); sys.exit(7)", [], 7, ["bye"], []),
+    "sys.exit with text": ("import sys; sys.exit('no data here')", [], 1, [], ["no data here"]),
+    "sys.exit after a fault": (
+        BASE + "import sys\nm = make('relu', -100.0); m.compile('sgd', 'mse')\n"
+        "m.fit(x, y, epochs=9, verbose=0); sys.exit(0)",
+        [], 3, [], ["exactly zero"],
+    ),
+    "an error of the script": (
+        "def f():\n    return {}['missing']\nf()",
+        [], 1, [], ["Traceback", 'script.py", line 2', "KeyError: 'missing'"],
+    ),
+    "an error that the script swallows": (
+        BASE + "m = make('relu', -100.0); m.compile('sgd', 'mse')\n"
+        "try: m.fit(x, y, epochs=9, verbose=0)\nexcept Exception: print('went on')",
+        [], 3, ["went on"], ["1 finding"],
+    ),
+    "environment set in the script": (
+        "import os, sys\nassert 'tensorflow' not in sys.modules and 'keras' not in sys.modules\n"
+        "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n" + BASE
+        + "m = make('relu', -100.0); m.compile('sgd', 'mse'); m.fit(x, y, epochs=9, verbose=0)",
+        [], 3, [], ["exactly zero"],
+    ),
+    "processes that load data": (
+        DATA + """
+import multiprocessing
+def load(i):
+    return x[i * 32:(i + 1) * 32] * 2
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        parts = pool.map(load, range(10))
+    import keras
+    m = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, activation="sigmoid")])
+    m.compile("adam", "binary_crossentropy")
+    m.fit(np.concatenate(parts), y, verbose=0)
+    print("loaded", len(parts))
+""",
+        [], 0, ["loaded 10"], [],
+    ),
+    "a script with a guard of its own": (
+        BASE + "from keras_gradguard.guard import GradientGuard\n"
+        "m = make('relu', -100.0); m.compile('sgd', 'mse')\n"
+        "m.fit(x, y, epochs=9, verbose=0, callbacks=[GradientGuard(log_dir=None)])",
+        [], 3, [], ["exactly zero"],
+    ),
+    "other functions before and beside the training": (
+        BASE + LOOP + """
+m = make()
+@tf.function
+def scale(a): return a / 2
+@tf.function
+def evaluate(a, b): return loss_fn(b, m(a))
+for i in range(30): evaluate(scale(x), y)
+step = tf.function(step)
+for i in range(30): step(m, x, y); evaluate(x, y)
+print("done")
+""",
+        [], 0, ["done"], [],
+    ),
+    "fit and then a loop": (
+        BASE + LOOP + """
+m = make(); m.compile(optimizer, loss_fn); m.fit(x, y, verbose=0)
+step = tf.function(step)
+for i in range(30): step(m, x, y)
+m.fit(x, y, verbose=0)
+print("done")
+""",
+        [], 0, ["done"], [],
+    ),
+    "mixed precision in a loop": (
+        BASE + LOOP + """
+m = make()
+optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+@tf.function
+def step(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_fn(y, model(x, training=True))
+        scaled = optimizer.scale_loss(loss)
+    grads = tape.gradient(scaled, model.trainable_variables)
+    optimizer.apply_gradients(zip(grads, model.trainable_variables))
+    return loss
+for i in range(30): step(m, x, y)
+print("done", int(optimizer.inner_optimizer.iterations))
+""",
+        [], 0, ["done 30"], [],
+    ),
+    "two models and optimizers in turn": (
+        BASE + LOOP + """
+a, b = make(), make("relu", -100.0)
+second = keras.optimizers.SGD(0.01)
+@tf.function
+def both():
+    loss = step(a, x, y)
+    with tf.GradientTape() as tape:
+        other = loss_fn(y, b(x, training=True))
+    second.apply_gradients(zip(tape.gradient(other, b.trainable_variables), b.trainable_variables))
+    return loss + other
+for i in range(40): both()
+""",
+        [], 3, [], ["exactly zero"],
+    ),
+}  # fmt: skip
+
+
+def run(folder, script, arguments=(), options=()):
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(script), encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "-m", "keras_gradguard", "run", *options, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_run(name, tmp_path):
+    script, arguments, code, out, err = SCRIPTS[name]
+    done = run(tmp_path, script, arguments)
+    assert done.returncode == code, done.stderr
+    for words in out:
+        assert words in done.stdout
+    for words in err:
+        assert words in done.stderr
+    if code == 3 and "swallows" not in name:
+        assert "done" not in done.stdout
+    assert "Traceback" not in done.stderr or "Traceback" in err
+    assert [p.name for p in tmp_path.iterdir() if p.name != "__pycache__"] == ["script.py"]
+
+
+def test_run_options(tmp_path):
+    script = BASE + (
+        "m = make('relu', -100.0); m.compile('sgd', 'mse')\n"
+        "m.fit(x, y, epochs=9, verbose=0); print('done')"
+    )
+    options = ["--warn-only", "--report", "out.json", "--log-dir", "logs"]
+    done = run(tmp_path, script, options=options)
+    assert done.returncode == 0, done.stderr
+    assert "done" in done.stdout
+    assert "exactly zero" in done.stderr
+    report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert report["findings"][0]["symptom"] == "zero_gradient"
+    assert list((tmp_path / "logs").rglob("events.out.tfevents.*"))
+    assert list((tmp_path / "logs").rglob("incidents.jsonl"))
+
+
+# ---------------------------------------------------------------- without a process
+
+
+@pytest.fixture
+def logs(tmp_path):
+    for name, symptoms in {
+        "first": ["non_finite"],
+        "second": ["zero_gradient", "vanishing"],
+    }.items():
+        folder = tmp_path / name / "gradguard"
+        folder.mkdir(parents=True)
+        lines = [
+            Finding(symptom=s, summary=f"It is {s}.", where=(f"{name}_{s}",)).to_json()
+            for s in symptoms
+        ]
+        (folder / "incidents.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_show(logs, capsys):
+    assert cli.main(["show", str(logs)]) == 0
+    out = capsys.readouterr().out
+    assert "1 finding\n" in out
+    assert "2 findings\n" in out
+    for words in ("first_non_finite", "second_zero_gradient", "second_vanishing", "NaN or Inf"):
+        assert words in out
+
+
+def test_show_survives_half_a_line(logs, capsys):
+    path = logs / "first" / "gradguard" / "incidents.jsonl"
+    path.write_text(path.read_text(encoding="utf-8") + '{"symptom": "non_f', encoding="utf-8")
+    assert cli.main(["show", str(logs)]) == 0
+    assert "1 unreadable line" in capsys.readouterr().out
+
+
+def test_show_of_nothing(tmp_path, capsys):
+    assert cli.main(["show", str(tmp_path)]) == 0
+    assert "Nothing was found" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["show", "nowhere"], "no directory 'nowhere'", id="show"),
+        pytest.param(["run", "nowhere.py"], "no file 'nowhere.py'", id="run"),
+        pytest.param(["diagnose", "no.keras", "no.npz"], "no file 'no.keras'", id="diagnose"),
+    ],
+)
+def test_what_is_not_there(arguments, words, capsys):
+    assert cli.main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param(["fly"], id="unknown command"),
+        pytest.param(["run", "--check-every", "0", "x.py"], id="number too small"),
+    ],
+)
+def test_a_wrong_call_ends_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert "usage: gradguard" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "show", "diagnose"])
+def test_help_shows_an_example(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert f"  gradguard {command} " in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.filterwarnings("ignore:A total of:UserWarning")
+@pytest.mark.filterwarnings("ignore:Skipping variable loading:UserWarning")
+@pytest.mark.parametrize(
+    ("last", "code", "words"),
+    [
+        pytest.param("softmax", 3, "softmax_over_one_unit", id="faulty"),
+        pytest.param("sigmoid", 0, "Nothing found", id="healthy"),
+    ],
+)
+def test_diagnose(last, code, words, tmp_path, capsys):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, activation=last)])
+    model.compile("adam", "binary_crossentropy")
+    model.save(tmp_path / "model.keras")
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    np.savez(tmp_path / "data.npz", x=x, y=(x[:, :1] > 0).astype("float32"))
+    report = tmp_path / "report.json"
+    arguments = [str(tmp_path / "model.keras"), str(tmp_path / "data.npz")]
+    assert cli.main(["diagnose", *arguments, "--report", str(report)]) == code
+    assert words in capsys.readouterr().out
+    assert json.loads(report.read_text(encoding="utf-8"))["ok"] is (code == 0)
+
+
+def test_diagnose_says_what_the_file_holds(tmp_path, capsys):
+    (tmp_path / "model.keras").write_bytes(b"")
+    np.savez(tmp_path / "data.npz", images=np.zeros(3))
+    arguments = [str(tmp_path / "model.keras"), str(tmp_path / "data.npz")]
+    assert cli.main(["diagnose", *arguments]) == 2
+    assert "It holds: images" in capsys.readouterr().err
+
+
+def test_nothing_stays_hooked(tmp_path):
+    import keras
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    from keras_gradguard.unmodified import Guards, run_script
+
+    base = next(c for c in keras.optimizers.Optimizer.__mro__ if "apply" in vars(c))
+    places = [
+        (keras.Model, "fit"), (keras.Model, "train_on_batch"), (base, "apply"), (base, "__init__"),
+        (keras.optimizers.LossScaleOptimizer, "apply"),
+        (polymorphic_function.Function, "__call__"),
+    ]  # fmt: skip
+    before = [getattr(owner, name) for owner, name in places]
+    own = "fit" in vars(keras.Model)
+    argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
+    (tmp_path / "script.py").write_text("import keras\nraise ValueError('x')", encoding="utf-8")
+    with pytest.raises(ValueError, match="x"):
+        run_script(tmp_path / "script.py", ["a"], Guards(log_dir=None))
+    assert [getattr(owner, name) for owner, name in places] == before
+    assert ("fit" in vars(keras.Model)) == own
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == (argv, path, main)
