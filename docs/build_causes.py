@@ -26,8 +26,10 @@ PRINTED = re.compile(
 
 
 def blocks(page: str) -> tuple[str, str]:
-    """Return (reproduction, cure) of a page."""
-    reproduction, cure = BLOCK.findall(page)
+    """Return (reproduction, cure) of a page, each with the line numbers it has there."""
+    reproduction, cure = (
+        "\n" * page.count("\n", 0, m.start(1)) + m[1] for m in BLOCK.finditer(page)
+    )
     return reproduction, cure
 
 
@@ -68,7 +70,8 @@ def main(arguments: list[str]) -> int:
             continue
         page = path.read_text()
         printed, _ = run(blocks(page)[0], path.stem)
-        new = PRINTED.sub(lambda _, text=tidy(printed): text, page)
+        old = PRINTED.search(page)
+        new = page[: old.start()] + tidy(printed) + page[old.end() :]
         if new != page:
             stale.append(path.stem)
             if not check:

@@ -327,7 +327,8 @@ def _steps(facts: Facts, name: str) -> int | None:
         return None
     for call in facts.trace.layers:
         if call.name == name and call.inputs and call.inputs[0].shape.rank == 3:
-            return call.inputs[0].shape[1]
+            steps = call.inputs[0].shape[1]
+            return None if steps is None else int(steps)
     return None
 
 

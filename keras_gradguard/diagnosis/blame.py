@@ -31,7 +31,9 @@ FLAT_ENDS = frozenset(
     {"Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Relu6", "Elu", "Selu", "Softplus", "Softsign",
      "Erf", "Erfc", "Exp", "Expm1", "Atan"}
 )  # fmt: skip
-STEPS = frozenset({"Sign", "Floor", "Ceil", "Round", "Rint", "FloorDiv", "TruncateDiv", "ZerosLike"})
+STEPS = frozenset(
+    {"Sign", "Floor", "Ceil", "Round", "Rint", "FloorDiv", "TruncateDiv", "ZerosLike"}
+)
 CLIPS = frozenset({"Maximum", "Minimum", "ClipByValue"})
 PRODUCTS = frozenset(
     {"Mul", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv1D", "Conv2D", "Conv3D",

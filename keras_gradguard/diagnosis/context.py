@@ -1,4 +1,4 @@
-"""What a diagnosis may look at: the model, the optimizer, a batch, the history, cheap statistics."""
+"""What a diagnosis may look at: model, optimizer, a batch, the history, cheap statistics."""
 
 from __future__ import annotations
 

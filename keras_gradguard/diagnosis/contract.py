@@ -169,7 +169,7 @@ def _sites(facts: Facts) -> list[LogitSite]:
 
 
 def rescued(facts: Facts) -> bool:
-    """Return True when the model ends in sigmoid/softmax but the loss takes the logits behind it."""
+    """Return True when the loss takes the logits behind a sigmoid or softmax output."""
     for output in facts.outputs:
         op = blame.through(output)
         if op is not None and op.type in blame.SQUASHERS and output not in facts.reach:
@@ -278,9 +278,7 @@ def one_column(facts: Facts) -> Cause | None:
     for op in view.ops.ops:
         if not any(o in facts.reach for o in op.outputs) or op.layers:
             continue
-        if op.type.endswith("SoftmaxCrossEntropyWithLogits"):
-            value = op.inputs[0]
-        elif op.type == "RealDiv" and _divides_by_own_sum(op):
+        if op.type.endswith("SoftmaxCrossEntropyWithLogits") or _divides_by_own_sum(op):
             value = op.inputs[0]
         else:
             continue
@@ -300,6 +298,8 @@ def _logits_behind(outputs: Sequence[Value]) -> list[Value]:
 
 
 def _divides_by_own_sum(op: Op) -> bool:
+    if op.type != "RealDiv":
+        return False
     under = op.inputs[1].op
     return under is not None and under.type == "Sum" and under.inputs[0] is op.inputs[0]
 
@@ -458,7 +458,7 @@ def labels(facts: Facts) -> list[Cause]:
             cause = _outside(array, reach, output, facts)
             if cause is not None:
                 causes.append(cause)
-        if units is not None and units > 1 and _needs_one_hot(facts.view.ops if facts.view else None, facts):
+        if units is not None and units > 1 and _needs_one_hot(view.ops, facts):
             from keras_gradguard.diagnosis.data import labels_all_zero
 
             empty = labels_all_zero(array, units)
@@ -472,9 +472,9 @@ def _compared(target: Value, output: Value, facts: Facts) -> bool:
     view = facts.view
     if view is None:
         return False
-    if target.shape is not None and output.shape is not None:
-        if len(target.shape) < len(output.shape) and output.shape[-1] != 1:
-            return False
+    wide, narrow = output.shape or (), target.shape or ()
+    if wide and narrow and len(narrow) < len(wide) and wide[-1] != 1:
+        return False
     for op in view.ops.ops:
         if op.type not in ("Sub", "SquaredDifference") or op.layers or len(op.inputs) != 2:
             continue

@@ -1,4 +1,4 @@
-"""What the data of a batch say: NaN, all zero, far from unit scale, labels that sum to 0, no weight."""
+"""What the data of a batch say: NaN, all zero, far from unit scale, empty labels, no weight."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from keras_gradguard.diagnosis.context import Batch, DataStats, Role
 from keras_gradguard.findings import Cause, Evidence
 
-UNIT_SCALE_LIMIT = 50.0  # raw pixels (255), years (2000), prices: all above; standardised data: below
+# Raw pixels (255), years (2000) and prices are above, standardised data below.
+UNIT_SCALE_LIMIT = 50.0
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -23,7 +24,6 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         value: The structure; None yields nothing.
 
     Example:
-
     >>> [n for n, _ in leaves("x", {"age": 1, "size": [2, 3]})]
     ["x['age']", "x['size'][0]", "x['size'][1]"]
     """
@@ -66,7 +66,6 @@ def describe(name: str, value: Any, role: Role) -> DataStats | None:
         The statistics, or None when the array is empty or not numeric.
 
     Example:
-
     >>> describe("x", [[0.0, 2.0], [0.0, float("nan")]], "input").bad_columns
     (1,)
     """
@@ -177,7 +176,7 @@ def input_scale(stats: Iterable[DataStats]) -> Cause | None:
     if not far:
         return None
     size, s = max(far, key=lambda pair: abs(math.log(pair[0])))
-    pixels = 0 <= s.min and 100 < s.max <= 255
+    pixels = s.min >= 0 and 100 < s.max <= 255
     cure = (
         "keras.layers.Rescaling(1.0 / 255) as the first layer"
         if pixels

@@ -131,9 +131,9 @@ def _contract_finding(cause: Cause, facts: Facts) -> Finding | None:
     if cause.name == "softmax_over_one_unit" and _softmax_on_the_way(facts):
         symptom, severity = "zero_gradient", "raise"
         summary = "The output is 1 for every input, so every gradient behind it is 0."
-    elif cause.name == "label_out_of_range" and cause.score > 0.9:
-        severity = "raise"
-    elif cause.name == "missing_activation" and "LogitsOutput" in cause.evidence[0].text:
+    elif (cause.name == "label_out_of_range" and cause.score > 0.9) or (
+        cause.name == "missing_activation" and "LogitsOutput" in cause.evidence[0].text
+    ):
         severity = "raise"
     elif cause.name == "labels_all_zero":
         share = cause.evidence[0].value
@@ -214,20 +214,18 @@ def _untracked(facts: Facts) -> list[Finding]:
     trace = facts.trace
     if trace is None:
         return []
-    found = []
-    for cause in untracked(trace):
-        found.append(
-            Finding(
-                symptom="zero_update",
-                summary="A weight that the loss depends on is not listed by the model, so no "
-                "optimizer changes it.",
-                where=cause.where,
-                severity="raise" if cause.score >= 0.9 else "warn",
-                causes=(cause,),
-                source=cause.source,
-            )
+    return [
+        Finding(
+            symptom="zero_update",
+            summary="A weight that the loss depends on is not listed by the model, so no "
+            "optimizer changes it.",
+            where=cause.where,
+            severity="raise" if cause.score >= 0.9 else "warn",
+            causes=(cause,),
+            source=cause.source,
         )
-    return found
+        for cause in untracked(trace)
+    ]
 
 
 def _no_loss(facts: Facts) -> Finding | None:
@@ -298,7 +296,6 @@ def diagnose(
         TypeError: ``model`` is not a Keras layer or model.
 
     Example:
-
     >>> import keras, numpy as np
     >>> m = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="softmax")])
     >>> report = diagnose(m, np.ones((8, 2)), np.zeros((8, 1)), loss="mse")
@@ -331,7 +328,8 @@ def diagnose(
     if not facts.is_own_loss:
         findings += _untraceable(facts, bool(findings))
         return Report(findings=tuple(findings), title=_title(facts), notes=tuple(facts.notes))
-    measured = work.attempt("the step", lambda: _measured(facts), [])
+    nothing: list[Finding] = []
+    measured = work.attempt("the step", lambda: _measured(facts), nothing)
     findings = _joined(findings, measured)
     scale = work.attempt("the scale of the inputs", lambda: data.input_scale(facts.data), None)
     if scale is not None and not any(c.name == "input_scale" for f in findings for c in f.causes):
@@ -353,7 +351,7 @@ def _untraceable(facts: Facts, explained: bool) -> list[Finding]:
         return []
     shape = error.kind in ("ValueError", "InvalidArgumentError") and "shape" in str(error).lower()
     evidence = (Evidence(name="error", value=error.kind, text=f"the step fails: {error}"),)
-    causes = ()
+    causes: tuple[Cause, ...] = ()
     if shape:
         causes = (
             Cause(
@@ -549,6 +547,8 @@ def _trial(facts: Facts) -> list[Finding]:
     opt, trace = facts.context.optimizer, facts.trace
     if opt is None or trace is None or not facts.is_own_loss or trace.custom_step:
         return []
+    if trace.scaled_loss is not trace.loss:
+        return []  # these gradients are scaled, and may overflow while the scale is searched
     losses = trial_losses(facts, _TRIAL_STEPS)
     cause = optimizer.learning_rate_too_high((), opt, losses)
     if cause is None:

@@ -29,7 +29,9 @@ _EMPTY_LOSS = frozenset(
      "softmax_over_one_unit", "labels_all_zero", "no_loss", "loss_arguments_swapped",
      "float16_underflow"}
 )  # fmt: skip
-_ROUNDING_ONLY = frozenset({"softmax_over_one_unit", "wrong_loss_for_labels", "batchnorm_batch_one"})
+_ROUNDING_ONLY = frozenset(
+    {"softmax_over_one_unit", "wrong_loss_for_labels", "batchnorm_batch_one"}
+)
 
 
 class Work:
@@ -337,9 +339,9 @@ def _none_gradient(work: Work) -> None:
     work.causes += causes
     if facts.trace is not None:
         work.add("model against loss", lambda: contract.swapped(facts))
-    if not causes and context.mode != "fit" and facts.trace is not None:
-        if facts.is_own_loss and any(g is not None for g in facts.trace.gradients):
-            work.causes.append(_outside_tape(facts))
+    alone = not causes and context.mode != "fit" and facts.is_own_loss
+    if alone and facts.trace is not None and any(g is not None for g in facts.trace.gradients):
+        work.causes.append(_outside_tape(facts))
     _settle_none(work)
 
 
@@ -404,7 +406,9 @@ def _zero_update(work: Work) -> None:
     if facts.custom_step:
         work.add("train_step", lambda: optimizer.frozen_condition(context.model, applied))
     if opt is not None:
-        work.add("the optimizer's variables", lambda: optimizer.frozen_after_build(context.model, opt))
+        work.add(
+            "the optimizer's variables", lambda: optimizer.frozen_after_build(context.model, opt)
+        )
         warm = work.attempt("the schedule", lambda: optimizer.warms_up(opt), None)
         if warm is not None and applied is not False:
             work.severity = "info"
@@ -448,7 +452,9 @@ def _non_finite(work: Work) -> None:
         "the history", lambda: optimizer.learning_rate_too_high(context.rows, context.optimizer)
     )
     if context.optimizer is not None:
-        work.add("the loss scale", lambda: optimizer.loss_scale_stuck(context.optimizer, context.rows))
+        work.add(
+            "the loss scale", lambda: optimizer.loss_scale_stuck(context.optimizer, context.rows)
+        )
     if not work.causes:
         work.add("the recurrent layers", lambda: activations.recurrent_explosion(facts))
     work.add("the scale of the inputs", lambda: data.input_scale(facts.data))

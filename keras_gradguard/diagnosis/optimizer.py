@@ -9,6 +9,7 @@ cause. Model and optimizer are only read.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -250,7 +251,9 @@ def explain_frozen(
     ]
     if not live or sum(g.size for _, g, _ in live) > _MAX_ELEMENTS:
         return []
-    vs, gs, ns = ([item[k] for item in live] for k in range(3))
+    vs = [v for v, _, _ in live]
+    gs = [g for _, g, _ in live]
+    ns = [n for _, _, n in live]
     plain = try_step(optimizer, vs, gs, ns)
     stuck = [i for i, moved in enumerate(plain.moved()) if not moved]
     if not stuck:
@@ -513,8 +516,8 @@ def apply_missing(optimizer: Any, applied: bool | None, custom_step: bool) -> Ca
             Evidence(
                 name="iterations",
                 value=step,
-                text=f"the count optimizer.iterations is {step}: gradients are computed, but neither "
-                "apply() nor apply_gradients() is called on this optimizer",
+                text=f"the count optimizer.iterations is {step}: gradients are computed, but "
+                "neither apply() nor apply_gradients() is called on this optimizer",
             ),
         ),
         fix="Call optimizer.apply(gradients, model.trainable_variables) at the end of the step "
@@ -523,7 +526,7 @@ def apply_missing(optimizer: Any, applied: bool | None, custom_step: bool) -> Ca
 
 
 def frozen_condition(model: Any, applied: bool | None) -> Cause | None:
-    """Return ``python_side_effect_in_graph`` when ``train_step`` says apply, but its graph does not.
+    """Return ``python_side_effect_in_graph`` when apply stands in ``train_step`` but not its graph.
 
     Args:
         model: A model with its own ``train_step``.
@@ -552,9 +555,9 @@ def frozen_condition(model: Any, applied: bool | None) -> Cause | None:
             Evidence(
                 name="condition",
                 value=guards[-1],
-                text=f"the train_step calls the optimizer's apply in line {first + hit}, but behind "
-                f"`{guards[-1]}`, which was not true when the step was traced; the graph keeps that "
-                "answer for good",
+                text=f"the train_step calls the optimizer's apply in line {first + hit}, but "
+                f"behind `{guards[-1]}`, which was not true when the step was traced; the "
+                "graph keeps that answer for good",
             ),
         ),
         fix="A Python condition is looked at once, when the graph is traced. Set it before the "
@@ -608,7 +611,7 @@ def learning_rate_too_high(
         score = max(score + 0.05, 0.8)
     if len(losses) >= 2 and losses[0] > 0:
         good = [v for v in losses if math.isfinite(v)]
-        rising = all(b > 2 * a for a, b in zip(losses, losses[1:], strict=False)
+        rising = all(b > 2 * a for a, b in itertools.pairwise(losses)
                      if math.isfinite(a) and math.isfinite(b))  # fmt: skip
         if rising and (len(good) < len(losses) or (len(good) > 2 and good[-1] > 10 * good[0])):
             told = ", ".join(f"{v:.3g}" for v in losses[:4])

@@ -69,14 +69,13 @@ def ranked(causes: Sequence[Cause]) -> tuple[Cause, ...]:
         At most four; two that the evidence cannot tell apart both stay.
 
     Example:
-
     >>> from keras_gradguard.findings import Cause
     >>> both = [Cause(name="input_scale", score=0.9), Cause(name="dead_relu", score=0.8)]
     >>> [c.name for c in ranked(both)]
     ['dead_relu', 'input_scale']
     """
     found = merged(causes)
-    best = {}
+    best: dict[str, float] = {}
     for cause in found:
         best[cause.name] = max(best.get(cause.name, 0.0), cause.score)
     for reason, consequence in _EXPLAINS:

@@ -18,6 +18,7 @@ from keras_gradguard.diagnosis.wording import op_words
 from keras_gradguard.findings import Cause, Evidence
 
 ENOUGH_EXAMPLES = 8
+_IN_LOSS = frozenset({"RealDiv", "AddV2", "Maximum", "Minimum"})
 _FOLLOW = blame.PASSES | {
     "Neg", "Sum", "Mean", "AvgPool", "MaxPool", "AvgPool3D", "MaxPool3D", "Prod", "Max", "Min",
     "Square", "Abs", "Sqrt", "SpaceToBatchND", "BatchToSpaceND", "Tanh", "ReverseV2",
@@ -270,7 +271,7 @@ class Judge:
         op = culprit.op
         low, high = self.ranges.get(culprit.value, (float("nan"), float("nan")))
         if blame.is_probability_clip(op):
-            maker = blame.through(culprit.value, frozenset({"RealDiv", "AddV2", "Maximum", "Minimum"}))
+            maker = blame.through(culprit.value, _IN_LOSS)
             if low < -1e-3 or high > 1 + 1e-3:
                 return self._found(culprit, missing_activation(self.facts, low, high, maker))
             return self._found(culprit, self._clipped_loss(op, maker, low, high))
@@ -473,7 +474,8 @@ class Judge:
         variable = self.facts.variables.get(name)
         gradient = self.facts.gradients.get(name)
         if variable is None:
-            size = int(np.prod([d or 1 for d in (source.op.outputs[0].shape or ())])) if source.op else 1
+            shape = source.op.outputs[0].shape if source.op is not None else ()
+            size = int(np.prod([d or 1 for d in shape or ()]))
             if size <= 1:
                 return Verdict(
                     healthy=f"it is switched off: '{name}' is 0", variables=culprit.variables
@@ -779,7 +781,7 @@ def _norm_cause(name: str, kind: str, shape: list[Any]) -> Cause:
 
 
 def embedding_collapse(facts: Facts) -> Cause | None:
-    """Return ``embedding_collapse`` when an output of several units is the same for all examples."""
+    """Return ``embedding_collapse`` when an output is one vector for all examples."""
     trace = facts.trace
     if trace is None or not facts.outputs:
         return None

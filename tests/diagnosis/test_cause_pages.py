@@ -25,7 +25,8 @@ def test_page(cause):
     printed, space = build_causes.run(reproduction, cause)
     assert build_causes.cause_of(space, printed) == cause, printed
     shown = build_causes.PRINTED.search(page)[0]
-    assert shown.split() and shown.splitlines()[0] == printed.strip("\n").splitlines()[0]
+    assert shown.split()
+    assert shown.splitlines()[0] == printed.strip("\n").splitlines()[0]
     assert f"{cause}:" in shown
     space.pop("report", None)
     build_causes.run(cure, cause, space)

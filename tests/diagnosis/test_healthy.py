@@ -70,6 +70,9 @@ class ReZero(layers.Layer):
         return x + self.gamma * self.inner(x)
 
 
+MOSTLY_OFF = keras.initializers.RandomUniform(-3.0, 0.6, seed=1)
+
+
 def sequential(*stack):
     model = keras.Sequential([keras.Input((6,)), *stack, layers.Dense(1, name="out")])
     model.compile(keras.optimizers.Adam(0.01), "mse")
@@ -84,8 +87,7 @@ def sequential(*stack):
         pytest.param(lambda: sequential(Annealed(name="aux_loss")), id="auxiliary loss at 0"),
         pytest.param(lambda: sequential(ReZero(name="rezero")), id="residual gamma at 0"),
         pytest.param(
-            lambda: sequential(layers.Dense(32, activation="relu",
-                                            bias_initializer=keras.initializers.RandomUniform(-3, 0.6, seed=1))),
+            lambda: sequential(layers.Dense(32, activation="relu", bias_initializer=MOSTLY_OFF)),
             id="mostly-off relu",
         ),
         pytest.param(
@@ -139,7 +141,8 @@ def test_unused_output(loss, severity):
     inputs = keras.Input((6,))
     hidden = layers.Dense(4, name="hidden")(inputs)
     used, spare = layers.Dense(1, name="used")(hidden), layers.Dense(1, name="spare")(hidden)
-    model = keras.Model(inputs, {"used": used, "spare": spare} if isinstance(loss, dict) else [used, spare])
+    outputs = {"used": used, "spare": spare} if isinstance(loss, dict) else [used, spare]
+    model = keras.Model(inputs, outputs)
     model.compile("adam", loss)
     y = {"used": Y} if isinstance(loss, dict) else [Y, Y]
     report = diagnose(model, X, y)

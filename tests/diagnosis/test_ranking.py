@@ -13,7 +13,9 @@ def cause(name, score, where=("a",)):
 @pytest.mark.parametrize(
     ("given", "order"),
     [
-        pytest.param([("dead_relu", 0.9), ("zero_init", 0.95)], ["zero_init", "dead_relu"], id="score"),
+        pytest.param(
+            [("dead_relu", 0.9), ("zero_init", 0.95)], ["zero_init", "dead_relu"], id="score"
+        ),
         pytest.param(
             [("input_scale", 0.9), ("dead_relu", 0.8)],
             ["dead_relu", "input_scale"],
