@@ -80,4 +80,8 @@ def serving(log_dir: Path, *, fast: bool = False, prefix: str = "", poll: int = 
         yield address
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:  # a loader with gigabytes in hand
+            process.kill()
+            process.wait()

@@ -361,6 +361,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:html5lib's sanitizer:DeprecationWarning")
 def test_hostile_names_stay_inside_and_inert(tmp_path):
     from tensorboard import plugin_util
 

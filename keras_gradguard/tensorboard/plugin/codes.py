@@ -74,7 +74,7 @@ def sample_codes(sample: NDArray[Any]) -> dict[str, Codes]:
     fields = dict(zip(schema.SAMPLE_FIELDS, sample.astype(np.float32), strict=True))
     zero, bad = fields["zero_fraction"], fields["nonfinite"]
     none = np.isnan(zero)
-    fraction = np.rint(np.nan_to_num(zero) * SCALES["zero_fraction"])
+    fraction = np.rint(np.clip(np.nan_to_num(zero), 0, 1) * SCALES["zero_fraction"])
     count = np.clip(np.nan_to_num(bad), 0, LIMIT)
     with np.errstate(over="ignore"):
         median = np.nan_to_num(np.clip(fields["p50"] * 100, -LIMIT, LIMIT))

@@ -48,17 +48,20 @@ class Growing:
         """The rows so far."""
         return self._array[: self._size]
 
-    def extend(self, rows: NDArray[Any]) -> None:
-        """Append rows."""
-        needed = self._size + len(rows)
+    def reserve(self, rows: int) -> None:
+        """Make room for ``rows`` more, so that what is there is copied once at most."""
+        needed = self._size + rows
         if needed > len(self._array):
-            grown = np.empty(
-                (max(needed, 3 * len(self._array) // 2), *self._array.shape[1:]), self._array.dtype
-            )
+            room = max(needed, 3 * len(self._array) // 2)
+            grown = np.empty((room, *self._array.shape[1:]), self._array.dtype)
             grown[: self._size] = self.view
             self._array = grown
-        self._array[self._size : needed] = rows
-        self._size = needed
+
+    def extend(self, rows: NDArray[Any]) -> None:
+        """Append rows."""
+        self.reserve(len(rows))
+        self._array[self._size : self._size + len(rows)] = rows
+        self._size += len(rows)
 
     def truncate(self, size: int) -> None:
         """Forget the rows from ``size`` on."""
@@ -78,9 +81,15 @@ class Track:
         """Append rows whose steps come after those there are; others are dropped."""
         last = self.step.view[-1] if len(self.step) else -1
         after = np.maximum.accumulate(np.concatenate([[last], steps]))[:-1] < steps
-        self.step.extend(steps[after])
+        whole = bool(after.all())
+        self.step.extend(steps if whole else steps[after])
         for name, array in values.items():
-            self.arrays[name].extend(array[after])
+            self.arrays[name].extend(array if whole else array[after])
+
+    def reserve(self, rows: int) -> None:
+        """Make room for ``rows`` more."""
+        for growing in (self.step, *self.arrays.values()):
+            growing.reserve(rows)
 
     def truncate(self, size: int) -> None:
         """Forget the rows from ``size`` on."""
@@ -266,16 +275,23 @@ class Store:
                 logger.warning("cannot decode %s: %s", tag, error)
                 data.bad[tag] = stamps[tag]
         for number, series in data.series.items():
-            for kind, track, add in (
-                ("rows", series.rows, series.add_rows),
-                ("samples", series.samples, series.add_samples),
+            for kind, track, add, rows in (
+                ("rows", series.rows, series.add_rows, schema.ROWS_PER_CHUNK),
+                ("samples", series.samples, series.add_samples, schema.VALUES_PER_CHUNK),
             ):
                 prefix = f"gradguard/{kind}/{number:03d}/"
                 tags = sorted(t for t in fresh if t.startswith(prefix))
-                self._refresh_track(data, track, tags, stamps, read, add)
+                self._refresh_track(data, track, tags, stamps, read, add, rows)
 
     def _refresh_track(
-        self, data: RunData, track: Track, tags: list[str], stamps: Any, read: Any, add: Any
+        self,
+        data: RunData,
+        track: Track,
+        tags: list[str],
+        stamps: Any,
+        read: Any,
+        add: Any,
+        rows: int,
     ) -> None:
         changed = [i for i, t in enumerate(tags) if track.tags.get(t, (None,))[0] != stamps[t]]
         if not changed:
@@ -285,6 +301,7 @@ class Store:
         for tag in todo:
             if tag in track.tags:
                 track.truncate(track.tags.pop(tag)[1])
+        track.reserve(len(todo) * rows)
         for tag, values in self._batches(read, todo):
             before = len(track.step)
             try:
