@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 from typing import Any, Literal
 
 from keras_gradguard.findings import Finding
 from keras_gradguard.recorder import Recorder
 from keras_gradguard.session import context_of
 from keras_gradguard.settings import Settings
-from keras_gradguard.taps.keeper import BatchKeeper
+from keras_gradguard.taps.keeper import BatchKeeper, as_numpy, examples
 from keras_gradguard.taps.tensorflow import executing_eagerly
 
 
@@ -43,6 +44,8 @@ class Explainer:
         self.loss = loss
         self.keeper: BatchKeeper | None = None
         self.recording: Any = None
+        self.loss_call: tuple[Any, Any] | None = None
+        self.class_weight: dict[int, float] | None = None
 
     def __call__(self, finding: Finding, recorder: Recorder | None) -> Finding:
         """Return the finding with its causes; unchanged when the diagnosis is switched off."""
@@ -51,11 +54,16 @@ class Explainer:
         from keras_gradguard.diagnosis import explain
 
         context = self.context(finding, recorder)
-        if executing_eagerly():
-            return explain(finding, context)
-        # In the middle of a trace: a thread of its own has no graph and no paused tape.
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            return pool.submit(explain, finding, context).result()
+        with self._alone():
+            if executing_eagerly():
+                return explain(finding, context)
+            # In the middle of a trace: a thread of its own has no graph and no paused tape.
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                return pool.submit(explain, finding, context).result()
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """Keep the diagnosis' own calls of the model out of what the guard sees."""
+        return contextlib.nullcontext() if self.keeper is None else self.keeper.pausing()
 
     def preflight(self) -> tuple[Finding, ...]:
         """Return what is wrong with model, loss and data by themselves, seen on one batch."""
@@ -64,7 +72,8 @@ class Explainer:
             return ()
         from keras_gradguard.diagnosis import preflight
 
-        return preflight(self.model, self.optimizer, self.loss, batch)
+        with self._alone():
+            return preflight(self.model, self.optimizer, self.loss, batch)
 
     def context(self, finding: Finding, recorder: Recorder | None) -> Any:
         """Return what the diagnosis may look at."""
@@ -79,6 +88,7 @@ class Explainer:
             partners=self.partners,
             step=finding.step,
             recording=self.recording,
+            class_weight=self.class_weight,
             **context_of(recorder),
         )
 
@@ -94,12 +104,36 @@ class Explainer:
         if kept is None:
             return None
         if self.mode != "fit":
-            return Batch(x=kept)
+            return Batch(x=kept, y=self._target(kept))
         if not isinstance(kept, tuple):
             return Batch(x=kept)
         x, y, weight = (*kept, None, None)[:3]
         return Batch(x=x, y=y, sample_weight=weight)
 
+    def _target(self, x: Any) -> Any:
+        """Return the target of the same batch as ``x``, as the loop handed it to its loss."""
+        if self.loss_call is None:
+            return None
+        target = as_numpy(self.loss_call[0])
+        same = examples(target) == examples(x) != 0
+        return target if same else None
+
+    def preflight_loop(self) -> tuple[Finding, ...]:
+        """Return what is wrong with model, loss and data of a loop, seen on its first step."""
+        if not self.settings.diagnose or self.model is None or self.loss_call is None:
+            return ()
+        from keras_gradguard.diagnosis.losscall import swapped_arguments
+
+        first, second = self.loss_call
+        output = None if self.keeper is None else self.keeper.output
+        swapped = swapped_arguments(self.loss, first, second, output)
+        if swapped is not None:
+            return (swapped,)
+        if second is not output or self._batch() is None:
+            return ()  # the loss is not of the form loss(y, model(x)): nothing to compare with
+        return self.preflight()
+
     def release(self) -> None:
         """Let go of everything that belongs to the run."""
         self.recording = None
+        self.loss_call = None

@@ -10,11 +10,12 @@ from keras_gradguard.findings import Finding
 from keras_gradguard.observer import Observer, StillWeights, apply_missing, nothing_trainable
 from keras_gradguard.session import Writer
 from keras_gradguard.settings import Settings
-from keras_gradguard.taps import optimizers
+from keras_gradguard.taps import optimizers, replicas
 from keras_gradguard.taps.base import Cadence
 from keras_gradguard.taps.trainer import (
     Attachment,
     GuardedTrainFunction,
+    class_weight_of_fit,
     guard_train_function,
     has_stock_step,
 )
@@ -60,9 +61,13 @@ class FitSession:
         self.explainer = Explainer(
             settings, mode="fit", model=model, optimizer=getattr(model, "optimizer", None)
         )
+        if not replicas.is_chief(model):
+            # All workers see the same numbers; one of them writes.
+            writer = None
         self.observer = Observer(
             [model], settings, findings, writer, cadence, self.explainer, tap=tap
         )
+        self.explainer.class_weight = class_weight_of_fit(model)
         self.explainer.keeper = self.observer.tap.keepers[0]
         self.attachment = Attachment(self.observer.tap, self._failed)
         self._unread = 0

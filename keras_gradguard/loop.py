@@ -11,9 +11,10 @@ from keras_gradguard.findings import Finding
 from keras_gradguard.observer import Observer, StillWeights, apply_missing
 from keras_gradguard.session import Writer
 from keras_gradguard.settings import Settings
-from keras_gradguard.taps import optimizers
+from keras_gradguard.taps import optimizers, replicas
 from keras_gradguard.taps.base import Cadence
 from keras_gradguard.taps.keeper import watching_calls
+from keras_gradguard.taps.losscall import LossCalls
 from keras_gradguard.taps.tensorflow import executing_eagerly as tf_executing_eagerly
 from keras_gradguard.taps.trainer import Attachment, guard_train_function
 
@@ -59,13 +60,20 @@ class LoopSession:
             partners=tuple(self.models[1:]),
             loss=loss,
         )
+        replicas.refuse_parameter_server(self.models)
+        if not all(replicas.is_chief(model) for model in self.models):
+            writer = None
         self.observer = Observer(self.models, settings, findings, writer, cadence, self.explainer)
         self.explainer.keeper = self.observer.tap.keepers[0]
         self._batches = 0
         self._unread = 0
         self._still: StillWeights | None = None
         self._told = False
-        self._ears: Any = None
+        self._ears: contextlib.ExitStack | None = None
+        self._recorder: Any = None
+        self._calls = LossCalls(None)
+        self._steps = 0
+        self._held: list[Finding] = []
         self._heard = 0
         self.observer.on_step = self._step_seen
 
@@ -112,25 +120,48 @@ class LoopSession:
             return
         from keras_gradguard.diagnosis.eager import EagerRecorder
 
-        self._ears = EagerRecorder()
-        self._ears.__enter__()
+        # The stack outlives this call: it is closed by `_hear`, in the middle of the step.
+        ears = contextlib.ExitStack()
+        self._recorder = ears.enter_context(EagerRecorder())
+        self._calls = LossCalls(self.explainer.loss)
+        ears.enter_context(self._calls.watched())
+        self._ears = ears
         self._heard += 1
 
     def _hear(self) -> None:
         if self._ears is None:
             return
         ears, self._ears = self._ears, None
-        ears.__exit__(None, None, None)
-        self.explainer.recording = ears.recording
+        ears.close()
+        recording = self._recorder.recording
         for model in self.models:
-            ears.recording.know(model.variables)
+            recording.know(model.variables)
+        self.explainer.recording = recording
+        self.explainer.loss_call = self._calls.arguments or self.explainer.loss_call
 
     def _step_seen(self, suspicious: bool) -> None:
         """Called twice a step: before it is judged, and after, when nothing was raised."""
-        if self._ears is not None:
-            self._hear()
-        elif suspicious:
+        if suspicious:
             self._listen()
+            return
+        self._hear()
+        self._steps += 1
+        if self._steps == 1:
+            self._held = list(self.explainer.preflight_loop())
+        else:
+            self._report_held()
+
+    def _report_held(self) -> None:
+        """Report what does not fit together: warnings once the first step is done without harm.
+
+        What makes training impossible waits for the symptom it leads to, which names the same
+        cause with the damage in numbers.
+        """
+        late = self._steps > self.settings.policy.layer_patience
+        due = [f for f in self._held if late or f.severity != "raise"]
+        self._held = [f for f in self._held if f not in due]
+        for finding in due:
+            self.observer.run.report(finding.replace(step=self._steps - 1, first_step=0))
 
     def _drain(self) -> None:
         for channel in self.observer.tap.channels.values():

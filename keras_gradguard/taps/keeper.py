@@ -25,6 +25,8 @@ class BatchKeeper:
     def __init__(self, examples: int = _EXAMPLES) -> None:
         self.examples = examples
         self.size: int | None = None
+        self.output: Any = None
+        self.paused = False
         self._current: Any = None
         self._kept: Any = None
         self._variables: list[Any] = []
@@ -32,6 +34,8 @@ class BatchKeeper:
 
     def see(self, data: Any) -> None:
         """Take note of the batch that is being trained on, traced or eager."""
+        if _examined():
+            return
         self._current = data
 
     @property
@@ -39,24 +43,35 @@ class BatchKeeper:
         """The batch of the step being traced or run; its tensors may have no values yet."""
         return self._current
 
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Look away while a diagnosis runs the model for itself."""
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+
     def forget(self) -> None:
         """Let go of tensors of a step that is over."""
         self._current = None
+        self.output = None
 
-    def save(self, *, compiled: bool) -> None:
+    def save(self, *, compiled: bool, when: Any = None) -> None:
         """Keep the batch noted by :meth:`see`. Called inside the sampled branch in a graph.
 
         Args:
             compiled: The step is compiled by XLA.
+            when: A scalar bool tensor; keep the batch only when it is True. None always does.
         """
         data = self._current
-        if data is None:
+        if data is None or tf.distribute.get_strategy().num_replicas_in_sync > 1:
             return
         if tf.executing_eagerly():
             self._kept = tf.nest.map_structure(self._head, data)
             self._variables = []
             return
-        if compiled or tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        if compiled:
             return
         structure = tf.nest.map_structure(self._head, data)
         leaves = tf.nest.flatten(structure, expand_composites=True)
@@ -68,8 +83,16 @@ class BatchKeeper:
             with tf.init_scope():
                 self._variables = [_holder(d) for d in dtypes]
         self._structure = structure
-        for variable, tensor in zip(self._variables, tensors, strict=True):
-            variable.assign(tensor)
+
+        def assign() -> Any:
+            for variable, tensor in zip(self._variables, tensors, strict=True):
+                variable.assign(tensor)
+            return tf.zeros([])
+
+        if when is None:
+            assign()
+        else:
+            tf.cond(when, assign, lambda: tf.zeros([]))
 
     def batch(self) -> Any:
         """Return the kept batch as NumPy arrays in the structure that the step got, or None."""
@@ -135,12 +158,18 @@ def watching_calls(model: Any, keeper: BatchKeeper) -> Iterator[None]:
     own = vars(model)
     missing = object()
     previous = own.get("call", missing)
-    original = model.call
+    original = getattr(model, "call", None)
+    if original is None:  # a tf.Module, say
+        yield
+        return
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if args:
             keeper.see(args[0])
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if not keeper.paused:
+            keeper.output = result
+        return result
 
     own["call"] = call
     try:
@@ -166,6 +195,16 @@ def _holder(dtype: Any) -> Any:
     )
 
 
+def _examined() -> bool:
+    """Return True inside a graph that the diagnosis traces: its inputs are placeholders."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if str(getattr(graph, "name", "")).startswith("gradguard"):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
 def all_reachable(tensors: list[Any]) -> bool:
     """Return True when every tensor can be used in the graph that is being traced."""
     graph, outer = tf.compat.v1.get_default_graph(), set()
@@ -179,3 +218,17 @@ def all_reachable(tensors: list[Any]) -> bool:
 
 def _numpy(leaf: Any) -> Any:
     return leaf.numpy() if hasattr(leaf, "numpy") else leaf
+
+
+def as_numpy(structure: Any) -> Any:
+    """Return a structure of tensors as NumPy arrays."""
+    return tf.nest.map_structure(_numpy, structure)
+
+
+def examples(structure: Any) -> int:
+    """Return the length of the first axis of the first array of a structure, 0 without any."""
+    for leaf in tf.nest.flatten(structure):
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and len(shape):
+            return int(shape[0] or 0)
+    return 0

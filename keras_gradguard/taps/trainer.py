@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,21 @@ class GuardedTrainFunction:
 def has_stock_step(model: Any) -> bool:
     """Return True when the model trains by Keras' own ``train_step``."""
     return str(type(model).train_step.__module__).startswith("keras.")
+
+
+def class_weight_of_fit(model: Any) -> dict[int, float] | None:
+    """Return the ``class_weight`` that the running ``fit`` of ``model`` was given.
+
+    Keras folds it into the sample weights before the step sees it, and no callback is told; it
+    is read from the frame of ``fit``, on whose stack the callback runs.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
+            found = frame.f_locals.get("class_weight")
+            return dict(found) if isinstance(found, dict) else None
+        frame = frame.f_back
+    return None
 
 
 def guard_train_function(
