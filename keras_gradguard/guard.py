@@ -192,6 +192,12 @@ class GradientGuard(keras.callbacks.Callback):
         """
         models = _as_list(model)
         optimizers = _as_list(optimizer)
+        if not models:
+            raise ValueError(
+                "`model` must be a Keras model, or a list of them. "
+                f"Received: {model!r}. Without a model hand the gradients over with "
+                "guard.check(grads, variables, loss=loss)."
+            )
         if self._loop is not None and self._loop.watching:
             raise ValueError(
                 "This guard is already watching a loop. Pass lists to one `watch(models, "

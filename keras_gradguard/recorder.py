@@ -30,6 +30,8 @@ class History:
         ever_nonzero: ``[V]`` bool, a non-zero finite gradient was seen in this run.
         peak: ``[V]`` float32, largest finite norm of the run.
         complete: The rows reach back to the first step of the run.
+        new_samples: Number of samples at the end that were not judged before. In eager mode a
+            sample comes one row late: its update is known when the step is over.
         rate_rises: The learning rate will be above 0 within the steps to come, or None
             when that was not looked up.
     """
@@ -48,6 +50,7 @@ class History:
     ever_nonzero: NDArray[np.bool_]
     peak: NDArray[np.float32]
     complete: bool = True
+    new_samples: int = 0
     rate_rises: bool | None = None
 
     @property
@@ -77,6 +80,7 @@ class Recorder:
     _rows: list[Row] = field(default_factory=list)
     _samples: list[Sample] = field(default_factory=list)
     _new: int = 0
+    _new_samples: int = 0
 
     def __post_init__(self) -> None:
         size = len(self.table.variables)
@@ -120,6 +124,7 @@ class Recorder:
         self._rows = [*self._rows, *rows][-self.keep_rows :]
         self._samples = [*self._samples, *samples][-self.keep_samples :]
         self._new += len(rows)
+        self._new_samples += len(samples)
 
     def history(self, *, rate_rises: bool | None = None) -> History:
         """Return everything the rules need; rows count as judged afterwards."""
@@ -142,7 +147,8 @@ class Recorder:
             ever_nonzero=self._ever.copy(),
             peak=self._peak.copy(),
             complete=self.seen == len(rows),
+            new_samples=min(self._new_samples, len(self._samples)),
             rate_rises=rate_rises,
         )
-        self._new = 0
+        self._new = self._new_samples = 0
         return history

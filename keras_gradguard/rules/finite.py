@@ -49,9 +49,9 @@ def non_finite(history: History, policy: Policy) -> tuple[Finding, ...]:
             return (_gradient(history, row, bad, bool(loss_bad)),)
         if loss_bad:
             return (_loss(history, row),)
-    for sample in history.samples:
+    for sample in history.samples[len(history.samples) - history.new_samples :]:
         broken = mask & ~np.isfinite(sample.weight) & ~np.isnan(sample.update)
-        if broken.any() and sample.step >= int(history.step[new.start]):
+        if broken.any():
             return (_weights(history, sample.step, broken),)
     return ()
 

@@ -12,6 +12,7 @@ from keras_gradguard.rules.finite import overflowed
 
 # Growth over the run that no healthy training shows in both the gradient and the loss.
 _DIVERGED = 1e4
+_JUMP = 0.9  # share of the growth that one single step may have made
 _RISING = 5  # rows over which the growth has to be going on
 # Largest |log10| slope of float32 gradients that still trains: below this share of the top
 # layer's, the bottom of the network does not move within any reasonable training.
@@ -57,9 +58,16 @@ def exploding(history: History, policy: Policy) -> tuple[Finding, ...]:
             rising
             and norm[-1] > _DIVERGED * first_norm
             and loss[-1] > _DIVERGED * max(first_loss, np.finfo(np.float32).tiny)
+            and not _jumped(norm, first_norm)
         ):
             return (_diverging(history, mask, total, row),)
     return ()
+
+
+def _jumped(norm: np.ndarray, first: float) -> bool:
+    """Return True when one step made nearly all of the growth: other data, no divergence."""
+    steps = np.diff(np.log10(np.maximum(norm, np.finfo(np.float32).tiny)))
+    return bool(steps.max() > _JUMP * np.log10(norm[-1] / first))
 
 
 def _global_norm(history: History, mask: np.ndarray) -> np.ndarray:

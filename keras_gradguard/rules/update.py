@@ -13,6 +13,9 @@ from keras_gradguard.rules import common
 # A gradient this far below its own peak, or below the others, may vanish in the weights'
 # spacing without harm: a converged model, a bias before a normalisation.
 _NEGLIGIBLE = 1e-2
+# Of a loss at its minimum rounding leaves about 1e-7 an example; a gradient below this share
+# of the loss is what a model that was loaded at its optimum shows.
+_CONVERGED = 1e-5
 
 
 def zero_update(history: History, policy: Policy) -> tuple[Finding, ...]:
@@ -32,13 +35,13 @@ def zero_update(history: History, policy: Policy) -> tuple[Finding, ...]:
     mask = common.judged(history, policy)
     rows = {int(s): i for i, s in enumerate(history.step)}
     usable = [
-        (s, rows[s.step])
-        for s in history.samples
+        (s, rows[s.step], i >= len(history.samples) - history.new_samples)
+        for i, s in enumerate(history.samples)
         if s.step in rows and history.due[rows[s.step]] and not np.isnan(s.update[mask]).all()
     ]
     run: list[tuple[Sample, int]] = []
-    stuck = mask.copy()
-    for sample, row in usable:
+    still_for = np.zeros(len(mask), np.int64)
+    for sample, row, is_new in usable:
         norm = history.norm[row]
         with np.errstate(invalid="ignore"):
             still = mask & (sample.update == 0) & (norm > 0) & np.isfinite(norm)
@@ -48,15 +51,11 @@ def zero_update(history: History, policy: Policy) -> tuple[Finding, ...]:
         material = still & _material(history, row, mask)
         if sample.learning_rate == 0 and still.any() and not moved.any():
             material = still
-        remaining = (stuck & material) if run else material
-        if not remaining.any():
-            run, stuck = ([(sample, row)], material) if material.any() else ([], mask.copy())
-        else:
-            run.append((sample, row))
-            stuck = remaining
-        is_new = row >= len(history.step) - history.new
-        if stuck.any() and len(run) >= policy.patience and is_new:
-            return (_finding(history, run, stuck, mask),)
+        run.append((sample, row))
+        still_for = np.where(material, still_for + 1, 0)
+        stuck = still_for >= policy.patience
+        if stuck.any() and is_new:
+            return (_finding(history, run[-int(still_for[stuck].min()) :], stuck, mask),)
     return ()
 
 
@@ -66,7 +65,7 @@ def _material(history: History, row: int, mask: np.ndarray) -> np.ndarray:
     judged = norm[mask]
     others = float(np.max(judged[np.isfinite(judged)], initial=0.0))
     loss = abs(float(history.loss[row])) if history.loss_known[row] else 0.0
-    if others <= common.ROUNDING * loss:
+    if others <= _CONVERGED * loss or common.loss_at_floor(history)[row]:
         return np.zeros_like(mask)
     with np.errstate(invalid="ignore"):
         return (norm >= _NEGLIGIBLE * history.peak) & (norm >= _NEGLIGIBLE**2 * others)
