@@ -10,329 +10,37 @@ which variable.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
-from keras import tree
-from keras.src.layers.layer import Layer
-from keras.src.ops.operation import Operation
 from keras.src.trainers.compile_utils import CompileLoss
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from keras_gradguard.diagnosis import sandbox
-from keras_gradguard.diagnosis.flatten import Span, flatten, operation_count
-from keras_gradguard.diagnosis.opgraph import OpGraph, Value
-from keras_gradguard.diagnosis.source import Frame, stack_frames, traceback_frames
+from keras_gradguard.diagnosis.feeds import placeholders
+from keras_gradguard.diagnosis.source import stack_frames, traceback_frames
+from keras_gradguard.diagnosis.step import (
+    LayerCall,
+    TapeRecord,
+    Trace,
+    TraceError,
+    backend_variable,
+)
+from keras_gradguard.diagnosis.watch import Watch
 
-
-class TraceError(RuntimeError):
-    """The step could not be traced.
-
-    Args:
-        message: What happened.
-        frames: The user's lines where it happened, innermost last.
-        kind: Class name of the original error.
-    """
-
-    def __init__(self, message: str, frames: tuple[Frame, ...] = (), kind: str = "") -> None:
-        super().__init__(message)
-        self.frames = frames
-        self.kind = kind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerCall:
-    """One call of a layer (or of a Keras operation in a functional model) in the step.
-
-    Args:
-        layer: The layer object.
-        name: Its name.
-        parents: Names of the layers whose ``call`` it is in, outermost first.
-        inputs: The symbolic tensors it took, flat.
-        outputs: The symbolic tensors it gave, flat.
-        graph: The graph in which it was called.
-        frames: The user's lines that called it, innermost last.
-        built_here: True when the layer is none of the model's and was built in this step.
-    """
-
-    layer: Any
-    name: str
-    parents: tuple[str, ...]
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    graph: Any
-    frames: tuple[Frame, ...] = ()
-    built_here: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TapeRecord:
-    """One ``tape.gradient(target, sources)``.
-
-    Args:
-        target: The differentiated tensors, flat.
-        sources: What was asked for: variables or tensors, flat.
-        gradients: One per source: a tensor, ``IndexedSlices`` or None.
-        watched: The backend's variables that the tape watched.
-        ops: The operations up to this point, flat.
-        operations: How many operations the top graph had at this point.
-        error: Why ``tape.gradient`` raised, or None.
-    """
-
-    target: tuple[Any, ...]
-    sources: tuple[Any, ...]
-    gradients: tuple[Any, ...]
-    watched: tuple[Any, ...]
-    ops: OpGraph
-    operations: int
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
-    """One traced training step.
-
-    Args:
-        model: The model.
-        graph: The scratch ``FuncGraph``.
-        feeds: ``(placeholder, value)`` for every array of the batch.
-        x: Inputs as placeholders, in the structure that the model takes.
-        y: Targets as placeholders (or None).
-        sample_weight: Weights as placeholders (or None).
-        y_pred: What the model returned (or None when it was not called as a whole).
-        loss: The scalar loss before loss scaling, or None when there was none.
-        scaled_loss: What was differentiated.
-        variables: Trainable Keras variables whose gradients were asked for.
-        gradients: One per variable: tensor, ``IndexedSlices`` or None.
-        watched: The backend's variables that the tape watched.
-        ops: The operations of the forward pass and the loss, flat. Variables are known
-            under ``id(tf_variable)``, see :meth:`key`.
-        layers: The layer calls in order.
-        records: Every ``tape.gradient`` of the step (one with the stock ``train_step``).
-        applies: ``(optimizer, gradients, variables)`` of every ``apply`` of a custom step.
-        captured: Name of the placeholder of a captured handle -> the variable.
-        untracked: Trainable backend variables in the graph that the model does not list.
-        custom_step: True when the model has its own ``train_step``.
-        known_layers: ``id`` of every layer that the model lists.
-        notes: What went differently from training, for the reader.
-    """
-
-    model: Any
-    graph: Any
-    feeds: tuple[tuple[Any, Any], ...]
-    x: Any
-    y: Any
-    sample_weight: Any
-    y_pred: Any
-    loss: Any
-    scaled_loss: Any
-    variables: tuple[Any, ...]
-    gradients: tuple[Any, ...]
-    watched: tuple[Any, ...]
-    ops: OpGraph
-    layers: tuple[LayerCall, ...]
-    records: tuple[TapeRecord, ...]
-    applies: tuple[Any, ...] = ()
-    captured: dict[str, Any] = field(default_factory=dict)
-    untracked: tuple[Any, ...] = ()
-    custom_step: bool = False
-    known_layers: frozenset[int] = frozenset()
-    notes: tuple[str, ...] = ()
-
-    def key(self, variable: Any) -> int:
-        """Return the key of a Keras or backend variable in ``ops.variables``."""
-        return id(backend_variable(variable))
-
-    def value(self, tensor: Any) -> Value | None:
-        """Return the :class:`Value` of a tensor of the top graph, or None."""
-        return self.ops.value(getattr(tensor, "name", None)) if tensor is not None else None
-
-    def is_watched(self, variable: Any) -> bool:
-        """Return True when the tape saw a read of ``variable``."""
-        mine = backend_variable(variable)
-        return any(w is mine for w in self.watched)
-
-
-def backend_variable(variable: Any) -> Any:
-    """Return the ``tf.Variable`` inside a Keras variable (or the variable itself)."""
-    inner = getattr(variable, "_value", None)
-    return inner if isinstance(inner, tf.Variable) else variable
-
-
-# ---- the batch -----------------------------------------------------------------------
-
-
-def _as_array(item: Any) -> Any:
-    """Return ``item`` as Keras' data adapters would hand it to the step."""
-    if item is None or isinstance(item, (bool, int, float, str)):
-        return item
-    if not isinstance(item, (tf.Tensor, tf.Variable)):
-        if tf.is_tensor(item):
-            return item
-        item = np.asarray(item)
-        if item.dtype == np.float64:
-            item = item.astype(keras.config.floatx())
-        elif item.dtype == object:
-            raise ValueError(
-                "Every array of the batch must have a numeric dtype. Received an array of "
-                f"dtype object and shape {item.shape}; convert it with np.asarray(x, 'float32')."
-            )
-    with tf.init_scope():  # a real tensor, also while the scratch graph is the default
-        return tf.convert_to_tensor(item)
-
-
-def _placeholders(data: Any, name: str, feeds: list[tuple[Any, Any]]) -> Any:
-    def one(item: Any) -> Any:
-        item = _as_array(item)
-        if not isinstance(item, tf.Tensor):
-            return item  # Python scalars, None and composite tensors stay as they are
-        holder = tf.compat.v1.placeholder(item.dtype, item.shape, name=name)
-        feeds.append((holder, item))
-        return holder
-
-    return None if data is None else tree.map_structure(one, data)
-
-
-def _listed(structure: Any) -> tuple[Any, ...]:
-    return tuple(t for t in tree.flatten(structure) if tf.is_tensor(t))
-
-
-# ---- watching ------------------------------------------------------------------------
-
-
-class _Watch:
-    """What is written down while the step is traced."""
-
-    def __init__(self, model: Any, graph: Any, outer: tuple[Frame, ...]) -> None:
-        self.graph = graph
-        self.outer = outer
-        self.stack: list[str] = []
-        self.calls: list[LayerCall] = []
-        self.spans: list[Span] = []
-        self.records: list[TapeRecord] = []
-        self.applies: list[Any] = []
-        self.known = {id(layer) for layer in sandbox.all_layers(model)}
-        self.listed = {id(backend_variable(v)) for v in model.variables}
-
-    def inner_frames(self) -> tuple[Frame, ...]:
-        frames = stack_frames()
-        shared = 0
-        for mine, theirs in zip(frames, self.outer, strict=False):
-            if mine != theirs:
-                break
-            shared += 1
-        return frames[shared:]
-
-    def operation_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        watched = self.call(original)
-
-        def chosen(operation: Any, *args: Any, **kwargs: Any) -> Any:
-            # A layer comes here from its own `__call__`, which is watched already.
-            which = original if isinstance(operation, Layer) else watched
-            return which(operation, *args, **kwargs)
-
-        return chosen
-
-    def call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            graph = tf.compat.v1.get_default_graph()
-            first = operation_count(graph)
-            parents = tuple(self.stack)
-            self.stack.append(layer.name)
-            was_built = bool(getattr(layer, "built", True))
-            try:
-                outputs = original(layer, *args, **kwargs)
-            finally:
-                self.stack.pop()
-            names = (*parents, layer.name)
-            self.spans.append(Span(graph, first, operation_count(graph), names))
-            self.calls.append(
-                LayerCall(
-                    layer=layer,
-                    name=layer.name,
-                    parents=parents,
-                    inputs=_listed((args, kwargs)),
-                    outputs=_listed(outputs),
-                    graph=graph,
-                    frames=self.inner_frames(),
-                    built_here=not was_built and id(layer) not in self.known,
-                )
-            )
-            return outputs
-
-        return watched
-
-    def gradient(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-            top = tf.compat.v1.get_default_graph() is self.graph
-            ops = self.flat() if top else OpGraph()
-            count = operation_count(self.graph)
-            seen = tuple(tape.watched_variables())
-            error, result = None, None
-            try:
-                result = original(tape, target, sources, *args, **kwargs)
-            except LookupError as problem:
-                error = str(problem)
-                result = tree.map_structure(lambda _: None, sources)
-            gradients = tree.flatten(result) if result is not None else []
-            flat_sources = tuple(tree.flatten(sources))
-            if len(gradients) != len(flat_sources):
-                gradients = list(result) if isinstance(result, (list, tuple)) else [result]
-            self.records.append(
-                TapeRecord(
-                    target=_listed(target),
-                    sources=flat_sources,
-                    gradients=tuple(gradients),
-                    watched=seen,
-                    ops=ops,
-                    operations=count,
-                    error=error,
-                )
-            )
-            return result
-
-        return watched
-
-    def captured(self) -> dict[str, Any]:
-        """Return placeholder name -> variable for every captured variable."""
-        by_handle: dict[int, Any] = {}
-        for variable in [*self.seen_variables(), *self.model_variables]:
-            handle = getattr(variable, "handle", None)
-            if handle is not None:
-                by_handle[id(handle)] = variable
-        return {
-            inner.op.name: by_handle[id(outside)]
-            for outside, inner in self.graph.captures
-            if id(outside) in by_handle
-        }
-
-    model_variables: Sequence[Any] = ()
-
-    def seen_variables(self) -> list[Any]:
-        return list(getattr(self.graph, "_watched_variables", ()))
-
-    def flat(self) -> OpGraph:
-        keys = {name: id(v) for name, v in self.captured().items()}
-        return flatten(self.graph, keys, self.spans, self.outer)
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        with (
-            sandbox.replaced(Layer, "__call__", self.call),
-            sandbox.replaced(Operation, "__call__", self.operation_call),
-            sandbox.replaced(tf.GradientTape, "gradient", self.gradient),
-        ):
-            yield
-
-
-# ---- the step ------------------------------------------------------------------------
+__all__ = [
+    "LayerCall",
+    "TapeRecord",
+    "Trace",
+    "TraceError",
+    "as_loss",
+    "backend_variable",
+    "trace_step",
+]
 
 
 def _call_model(model: Any, x: Any, training: bool) -> Any:
@@ -407,7 +115,7 @@ def _build(model: Any, x: Any, training: bool) -> None:
     if all(layer.built for layer in sandbox.all_layers(model)):
         return
     with FuncGraph("gradguard_build").as_default():
-        _call_model(model, _placeholders(x, "x", []), training)
+        _call_model(model, placeholders(x, "x", []), training)
 
 
 def trace_step(
@@ -457,11 +165,11 @@ def trace_step(
         _build(model, x, training)
         with warnings.catch_warnings(), sandbox.untouched(model, optimizers=(optimizer,)):
             warnings.simplefilter("ignore")
-            watch = _Watch(model, graph, outer)
+            watch = Watch(model, graph, outer)
             watch.model_variables = [backend_variable(v) for v in model.variables]
             with graph.as_default(), watch.watching():
                 data = tuple(
-                    _placeholders(item, name, feeds)
+                    placeholders(item, name, feeds)
                     for item, name in ((x, "x"), (y, "y"), (sample_weight, "sample_weight"))
                 )
                 if custom:
@@ -492,7 +200,7 @@ def _first_words(problem: Exception) -> str:
     return " ".join(lines[:2])
 
 
-def _custom_step(model: Any, data: Any, watch: _Watch, optimizer: Any) -> tuple[Any, Any, Any]:
+def _custom_step(model: Any, data: Any, watch: Watch, optimizer: Any) -> tuple[Any, Any, Any]:
     def on_apply(which: Any, grads: Any, variables: Any) -> None:
         watch.applies.append((which, tuple(grads), None if variables is None else tuple(variables)))
 
@@ -508,7 +216,7 @@ def _custom_step(model: Any, data: Any, watch: _Watch, optimizer: Any) -> tuple[
 
 
 def _finish(
-    model: Any, graph: Any, feeds: Any, data: Any, result: Any, watch: _Watch, custom: bool
+    model: Any, graph: Any, feeds: Any, data: Any, result: Any, watch: Watch, custom: bool
 ) -> Trace:
     y_pred, loss, scaled = result
     record = _main_record(watch.records, model)

@@ -11,9 +11,9 @@ import tensorflow as tf
 from keras_gradguard.diagnosis import probe
 from keras_gradguard.diagnosis.cuts import Way, starts_of, way
 from keras_gradguard.diagnosis.execute import run
+from keras_gradguard.diagnosis.explainer import Explainer
 from keras_gradguard.diagnosis.opgraph import Op, Value
 from keras_gradguard.diagnosis.oracle import ZERO_INPUTS, Oracle
-from keras_gradguard.diagnosis.path import Explainer
 from keras_gradguard.diagnosis.trace import Trace, backend_variable
 from keras_gradguard.diagnosis.view import StepView, VariableSeen, view_of_trace
 from keras_gradguard.diagnosis.wording import listed, op_words, shape_words, unique

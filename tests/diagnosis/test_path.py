@@ -396,6 +396,23 @@ def test_what_was_assigned_before_does_not_matter_to_others():
     assert none_gradient(trace_step(net(Updates()), X, Y, loss="mse")) == ()
 
 
+def test_stop_gradients_inside_of_library_layers_are_not_to_blame():
+    deep = []
+    for i in range(30):
+        deep += [layers.Dense(3, name=f"d{i}"), layers.BatchNormalization(name=f"n{i}")]
+    model = net(*deep, lam(lambda h: tf.stop_gradient(tf.round(h))))
+    causes = none_gradient(trace_step(model, X, Y, loss="mse"))
+    assert {c.where[0] for c in causes} == {"middle"}
+    assert causes[0].name == "non_differentiable_op"
+    assert {"low/kernel", "n0/gamma", "d29/bias"} <= set(causes[0].where)
+
+
+def test_a_library_layer_without_a_gradient_is_to_blame():
+    model = net(layers.Discretization([-0.5, 0.5], name="bins"))
+    found = best(model)
+    assert (found.name, found.where[0]) == ("non_differentiable_op", "bins")
+
+
 def test_custom_gradient_that_returns_none():
     @tf.custom_gradient
     def opaque(h):
