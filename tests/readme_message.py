@@ -15,7 +15,7 @@ def real(text: str) -> str:
     from keras_gradguard import GradientGuardError
 
     try:
-        exec(compile(PROGRAM.search(text)[1], "README.md", "exec"), {"__name__": "__main__"})
+        exec(compile(PROGRAM.search(text)[1], "train.py", "exec"), {"__name__": "__main__"})
     except GradientGuardError as error:
         kind = type(error)
         return f"{kind.__module__}.{kind.__name__}: {error}"
