@@ -18,14 +18,14 @@ def structure(outputs: Any) -> list[Any]:
 
 
 def model_around(layer: Any, data: dict[str, np.ndarray]) -> keras.Model:
-    """Return a functional model whose inputs are the call arguments of the layer."""
+    """Return a functional model whose inputs are the call arguments of the layer, in order."""
     inputs = {
         name: keras.Input(value.shape[1:], name=name, dtype=value.dtype.name)
         for name, value in data.items()
     }
     first, *others = inputs
     outputs = layer(inputs[first], **{name: inputs[name] for name in others})
-    return keras.Model(inputs, outputs)
+    return keras.Model(list(inputs.values()) if others else inputs[first], outputs)
 
 
 def assert_same(a: Any, b: Any, tolerance: float = 0.0) -> None:
@@ -131,8 +131,9 @@ def check_layer(
 
     # In a functional model: predict, save, load, weights only, clone, copy, pickle.
     model = model_around(layer, data)
-    assert_same(model(data), outputs, tolerance=1e-6)
-    expected = model(data)
+    values = list(data.values()) if others else data[first]
+    assert_same(model(values), outputs, tolerance=1e-6)
+    expected = model(values)
     path = folder / "model.keras"
     model.save(path)
     weights_path = folder / "model.weights.h5"
@@ -146,11 +147,11 @@ def check_layer(
     copies["clone_model"].load_weights(weights_path)
     for how, other in copies.items():
         assert other is not model, how
-        assert_same(other(data), expected)
+        assert_same(other(values), expected)
     if export:
         model.export(folder / "exported", verbose=False)
         exported = tf.saved_model.load(folder / "exported")  # its variables die with it
-        served = exported.serve({name: tf.constant(value) for name, value in data.items()})
+        served = exported.serve(keras.tree.map_structure(tf.constant, values))
         assert_same(served, expected, tolerance=1e-5)
 
 
