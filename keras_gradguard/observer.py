@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from keras_gradguard.findings import Cause, Evidence, Finding
 from keras_gradguard.recorder import Recorder
 from keras_gradguard.records import Row, Table
 from keras_gradguard.rules import none_gradient
 from keras_gradguard.session import Run, Writer
 from keras_gradguard.settings import Settings
+from keras_gradguard.strays import FleetingLayers, MisdirectedGradients, StillWeights
 from keras_gradguard.taps import names, optimizers
 from keras_gradguard.taps.base import Cadence, Channel
 from keras_gradguard.taps.tape import TapeRecord
-from keras_gradguard.taps.tensorflow import TensorFlowTap, raw
+from keras_gradguard.taps.tensorflow import TensorFlowTap, executing_eagerly
 from keras_gradguard.taps.untracked import untracked_variables
+
+__all__ = ["Observer", "StillWeights", "apply_missing", "nothing_trainable"]
 
 
 class Observer:
@@ -57,6 +58,8 @@ class Observer:
         self.writer = writer
         self.on_step: Callable[[bool], None] | None = None
         self.last_record: TapeRecord | None = None
+        self._misdirected = MisdirectedGradients()
+        self._fleeting = FleetingLayers(models)
         self.tap = tap if tap is not None else TensorFlowTap(
             cadence,
             prefixes=names.automatic_prefixes(models),
@@ -80,6 +83,14 @@ class Observer:
         """
         for channel in list(self.tap.channels.values()):
             self._take(channel)
+        self._look_for_misdirected()
+
+    def _look_for_misdirected(self) -> None:
+        steps = max((r.seen for r in self.run.recorders.values()), default=0)
+        known = next((c.table.optimizer for c in self.tap.channels.values()), None)
+        found = self._misdirected.look(steps, self.settings.policy.patience, known)
+        if found is not None:
+            self.run.report(found)
 
     def _take(self, channel: Channel) -> None:
         optimizer = channel.optimizer
@@ -115,6 +126,13 @@ class Observer:
                 self.run.report(finding, self.run.recorder(channel))
         if first and record is not None and self.models:
             self._look_for_untracked(record, variables)
+        self._misdirected.see(record, gradients, variables)
+        if channel.eager_steps:
+            self._look_for_misdirected()
+        if self.models and executing_eagerly():
+            found = self._fleeting.see(record, variables)
+            if found is not None:
+                self.run.report(found)
 
     def _look_for_untracked(self, record: TapeRecord, variables: list[Any]) -> None:
         known = [*variables, *record.sources]
@@ -156,32 +174,6 @@ class Observer:
         """Release the event file."""
         if self.writer is not None:
             self.writer.close()
-
-
-class StillWeights:
-    """Tells whether weights moved, for a training that never calls ``optimizer.apply``."""
-
-    def __init__(self, variables: Sequence[Any]) -> None:
-        self._variables = [raw(v) for v in variables]
-        self._before: list[Any] | None = None
-        self._since = 0
-
-    def look(self, step: int, patience: int) -> bool:
-        """Return True when no weight moved between two looks at least ``patience`` steps apart.
-
-        Args:
-            step: Training steps so far.
-            patience: Steps that have to lie between.
-        """
-        now = [np.array(v) for v in self._variables]
-        if self._before is None:
-            self._before, self._since = now, step
-            return False
-        same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(now, self._before, strict=True))
-        if not same:
-            self._before, self._since = now, step
-            return False
-        return step - self._since >= patience
 
 
 def apply_missing(steps: int, where: str, optimizer: Any) -> Finding:

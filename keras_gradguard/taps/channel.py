@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,12 @@ import tensorflow as tf
 from keras_gradguard.records import Row, Sample, Table, VariableInfo
 from keras_gradguard.taps import numbers, optimizers
 from keras_gradguard.taps.base import Cadence, Reading
+from keras_gradguard.taps.threads import alone
 
 # The sampled histograms are the only large buffers; this bounds them per channel.
 _SAMPLE_BYTES = 32 * 2**20
 _LEAD = 2  # columns of the ring before the variables': loss, loss scale
+BAD_BUDGET = 2  # steps with NaN or Inf that are sampled between two reads
 
 
 class TensorFlowChannel:
@@ -70,8 +73,13 @@ class TensorFlowChannel:
     def buffers(self) -> _Buffers:
         """Return the device buffers, made outside any graph on first use."""
         if self._graph is None:
-            with tf.init_scope():
-                self._graph = _Buffers(self.size, self.cadence, self._dense_until)
+            made = functools.partial(_Buffers, self.size, self.cadence, self._dense_until)
+            if tf.distribute.has_strategy():
+                # A strategy would make one of each a replica.
+                self._graph = alone(made)
+            else:
+                with tf.init_scope():
+                    self._graph = made()
         return self._graph
 
     def sample_next(self, steps: int) -> None:
@@ -171,8 +179,12 @@ class TensorFlowChannel:
             step = self.base + self.eager_steps + first + offset
             loss = float(values[0])
             self._rows.append(
-                self._row(step, values[_LEAD:], None if np.isnan(loss) and not buffers.has_loss
-                          else loss, float(values[1]))
+                self._row(
+                    step,
+                    values[_LEAD:],
+                    None if np.isnan(loss) and not buffers.has_loss else loss,
+                    float(values[1]),
+                )
             )
         self._read_rows = total
         taken, fetched = buffers.samples(self._read_samples)
@@ -203,9 +215,7 @@ class TensorFlowChannel:
         if not skipped:
             self._accumulated += 1
         due = not skipped and self._accumulated % self._every == 0
-        return Row(
-            step=step, norm=norm, loss=loss, scale=scale, skipped=skipped, update_due=due
-        )
+        return Row(step=step, norm=norm, loss=loss, scale=scale, skipped=skipped, update_due=due)
 
 
 class _Buffers:
@@ -223,12 +233,13 @@ class _Buffers:
         self.ring = variable(tf.zeros([cadence.ring, _LEAD + size]), "ring")
         self.count = variable(tf.zeros([], tf.int64), "count")
         self.dense_until = variable(tf.constant(dense, tf.int64), "dense_until")
-        self.bad_budget = variable(tf.constant(2, tf.int64), "bad_budget")
+        self.bad_budget = variable(tf.constant(BAD_BUDGET, tf.int64), "bad_budget")
         self.taken = variable(tf.zeros([], tf.int64), "taken")
         self.histogram = variable(tf.zeros([self.slots, size, numbers.BINS], tf.int32), "histogram")
         self.stats = variable(tf.zeros([self.slots, size, 3]), "stats")
         self.sample_step = variable(tf.zeros([self.slots], tf.int64), "sample_step")
         self.sample_rate = variable(tf.zeros([self.slots]), "sample_rate")
+        self.pending = variable(tf.zeros([size]), "pending")
 
     def rows(self, since: int) -> tuple[int, Any]:
         total = int(self.count.numpy())
@@ -248,7 +259,7 @@ class _Buffers:
         rates = self.sample_rate.numpy()
         histograms = tf.gather(self.histogram, slots).numpy()
         stats = tf.gather(self.stats, slots).numpy()
-        self.bad_budget.assign(2)
+        self.bad_budget.assign(BAD_BUDGET)
         return taken, [
             (int(steps[s]), float(rates[s]), histograms[i], stats[i]) for i, s in enumerate(slots)
         ]

@@ -211,9 +211,7 @@ def all_reachable(tensors: list[Any]) -> bool:
     while graph is not None:
         outer.add(id(graph))
         graph = getattr(graph, "outer_graph", None)
-    return all(
-        hasattr(t, "numpy") or id(getattr(t, "graph", None)) in outer for t in tensors
-    )
+    return all(hasattr(t, "numpy") or id(getattr(t, "graph", None)) in outer for t in tensors)
 
 
 def _numpy(leaf: Any) -> Any:

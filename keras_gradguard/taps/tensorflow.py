@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,11 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_gradguard.records import Row, Sample
-from keras_gradguard.taps import names, numbers, optimizers
+from keras_gradguard.taps import names, numbers, optimizers, replicas
 from keras_gradguard.taps.base import Cadence
+from keras_gradguard.taps.channel import BAD_BUDGET, TensorFlowChannel
+from keras_gradguard.taps.graph import GraphStep, compiling_with_xla
 from keras_gradguard.taps.keeper import BatchKeeper, all_reachable
-from keras_gradguard.taps.channel import TensorFlowChannel
 from keras_gradguard.taps.tape import TapeRecord, TapeWatch, scalar_loss
+from keras_gradguard.taps.threads import alone
+from keras_gradguard.taps.update import Update, identity_of, moved
 
 Listener = Callable[[TensorFlowChannel, TapeRecord | None, list[Any], list[Any]], None]
 
@@ -23,17 +26,6 @@ Listener = Callable[[TensorFlowChannel, TapeRecord | None, list[Any], list[Any]]
 def executing_eagerly() -> bool:
     """Return True outside any graph being traced."""
     return bool(tf.executing_eagerly())
-
-
-def raw(variable: Any) -> Any:
-    """Return the ``tf.Variable`` behind a Keras variable (or the thing itself)."""
-    value = getattr(variable, "value", None)
-    return variable if value is None or callable(value) else value
-
-
-def identity_of(variable: Any) -> int:
-    """Return a key that is the same for a Keras variable and its ``tf.Variable``."""
-    return id(raw(variable))
 
 
 class TensorFlowTap:
@@ -70,7 +62,8 @@ class TensorFlowTap:
         self.keepers: list[BatchKeeper] = [BatchKeeper()]
         self.seen = 0  # calls of apply, traced or eager
         self.wrapping = 0  # optimizers wrapped at the moment
-        self._hand_delivered: tuple[int, ...] = ()
+        self._hand_delivered: tuple[int, ...] | None = None
+        self._holds: set[int] = set()
 
     # ------------------------------------------------------------------ installing
 
@@ -94,6 +87,10 @@ class TensorFlowTap:
 
     @contextlib.contextmanager
     def _wrapped(self, optimizer: Any) -> Iterator[None]:
+        if id(optimizer) in self._holds:
+            # `train_on_batch` in a watched loop: both have it wrapped; a step counts once.
+            yield
+            return
         own = vars(optimizer)
         missing = object()
         previous = own.get("apply", missing)
@@ -107,10 +104,12 @@ class TensorFlowTap:
 
         # Straight into the dictionary: the attribute machinery of Keras would track it.
         own["apply"] = apply
+        self._holds.add(id(optimizer))
         try:
             yield
         finally:
             alive = False
+            self._holds.discard(id(optimizer))
             if own.get("apply") is apply:
                 if previous is missing:
                     del own["apply"]
@@ -143,12 +142,17 @@ class TensorFlowTap:
         record = self.tape.find(some_grads)
         channel = self.channel(optimizer, some_grads, some_vars)
         channel.note_none(some_grads)
-        run = _Update(optimizer, original, grads, passed, channel, some_grads, some_vars)
+        run = Update(optimizer, original, grads, passed, channel, some_grads, some_vars)
+        told = replicas.inside() and not replicas.is_first()
         if graph:
-            if self.on_gradients is not None:
+            if self.on_gradients is not None and not told:
                 self.on_gradients(channel, record, some_grads, some_vars)
             return self._in_graph(run, record)
-        delivered, self._hand_delivered = self._hand_delivered, ()
+        if replicas.inside():
+            if self.on_gradients is not None and not told:
+                self.on_gradients(channel, record, some_grads, some_vars)
+            return self._eagerly_in_replica(run, record)
+        delivered, self._hand_delivered = self._hand_delivered, None
         if delivered != _ids(some_grads) and self.on_gradients is not None:
             self.on_gradients(channel, record, some_grads, some_vars)
         try:
@@ -165,7 +169,8 @@ class TensorFlowTap:
         if found is None:
             infos = names.describe(variables, grads, self.prefixes)
             name = "check" if optimizer is None else str(optimizer.name)
-            found = TensorFlowChannel(optimizer, name, infos, self.cadence)
+            made = functools.partial(TensorFlowChannel, optimizer, name, infos, self.cadence)
+            found = alone(made) if replicas.inside() else made()
             self.channels[key] = found
         elif found.optimizer is None and optimizer is not None:
             found.adopt(optimizer)
@@ -173,88 +178,57 @@ class TensorFlowTap:
 
     # ------------------------------------------------------------------ graph mode
 
-    def _in_graph(self, run: _Update, record: TapeRecord | None) -> Any:
-        buffers = run.channel.buffers()
+    def _in_graph(self, run: Update, record: TapeRecord | None) -> Any:
         loss = None if record is None else _reachable(record.target)
+        compiled = self.cadence.jit_compile or compiling_with_xla()
+        buffers = run.channel.buffers()
         buffers.has_loss = buffers.has_loss or loss is not None
-        scale = tf.cast(optimizers.loss_scale(run.optimizer), tf.float32)
+        if run.optimizer is not None and replicas.inside():
+            return replicas.in_graph(
+                run,
+                loss,
+                sample_every=self.cadence.sample_every,
+                skip_non_finite=self.skip_non_finite,
+            )
+        step = GraphStep(run, sample_every=self.cadence.sample_every, compiled=compiled)
         zero = tf.zeros([])
         # Once, outside the conditions below: they read the same copies.
         values = [None if g is None else numbers.dense_values(g) for g in run.grads]
         halves = [zero if v is None else numbers.half_square(v) for v in values]
-        lead = [tf.constant(float("nan")) if loss is None else loss, scale]
-        row = tf.stack([*lead, *halves])
-        count = buffers.count.read_value()
-        bad = ~tf.math.is_finite(tf.reduce_sum(row[len(lead) :]))
-        sample = (
-            tf.equal(count % self.cadence.sample_every, 0)
-            | (count < buffers.dense_until)
-            | (bad & (buffers.bad_budget > 0))
-        )
-        slot = buffers.taken % buffers.slots
-        full = self.cadence.jit_compile or compiling_with_xla()
-        measured = run.optimizer is not None and bool(run.present)
+        seen = tf.constant(float("nan")) if loss is None else loss
+        if replicas.inside():
+            # By hand, in a replica: no gradient is summed for this, only its sum of squares.
+            seen, *halves = replicas.summed([seen, *halves])
+            if not replicas.is_first():
+                return None
+        row = tf.stack([seen, step.scale, *halves])
+        bad = ~tf.math.is_finite(tf.reduce_sum(row[2:]))
 
-        def take() -> list[Any]:
-            flat = [
-                None if v is None else numbers.magnitudes(v, g)
-                for v, g in zip(values, run.grads, strict=True)
-            ]
-            counts = [
-                tf.zeros([numbers.BINS], tf.int32) if v is None else numbers.exponent_counts(v)
-                for v in flat
-            ]
-            tops = [zero if v is None else numbers.largest(v) for v in flat]
-            at = [[slot]]
-            buffers.histogram.scatter_nd_update(at, [tf.stack(counts)])
-            lows = tf.fill([len(flat)], 0.0 if measured else float("nan"))
-            buffers.stats.scatter_nd_update(at, [tf.stack([tf.stack(tops), lows, lows], axis=1)])
-            buffers.sample_step.scatter_nd_update(at, [count])
-            buffers.sample_rate.scatter_nd_update(at, [run.learning_rate()])
+        def look() -> None:
+            step.look(values, run.grads, scaled=run.scaled())
+            # The batch of the first bad step stays until it was read: the steps after it run on
+            # weights that are lost already and say nothing about the reason.
+            first = tf.equal(buffers.bad_budget, BAD_BUDGET)
             buffers.bad_budget.assign_sub(tf.cast(bad, tf.int64))
             for keeper in self.keepers:
-                keeper.save(compiled=full)
-            if not measured:
-                buffers.taken.assign_add(1)
-                return []
-            return [tf.identity(v) for v in run.weights()]
+                keeper.save(compiled=compiled, when=first)
 
-        def leave() -> list[Any]:
-            if not measured:
-                return []
-            return [
-                tf.zeros(v.shape if full else [0] * len(v.shape), v.dtype) for v in run.weights()
-            ]
-
-        before = tf.nest.flatten(tf.cond(sample, take, leave))
+        sample = step.wanted(bad)
+        before = step.before(sample, look)
         # No control dependencies here: on the operations of the update they would keep TensorFlow
         # from regrouping products as it does without a guard. The automatic ones of a function
         # order the reads above before the assignments.
         result = self._update(run, bad)
-
-        def measure() -> Any:
-            pairs = [_moved(a, b) for a, b in zip(run.weights(), before, strict=True)]
-            columns = tf.scatter_nd(
-                [[i] for i in run.present], tf.stack(pairs), [len(run.grads), 2]
-            )
-            old = tf.gather(buffers.stats, slot)[:, :1]
-            buffers.stats.scatter_nd_update([[slot]], [tf.concat([old, columns], axis=1)])
-            buffers.taken.assign_add(1)
-            return tf.zeros([])
-
-        if measured:
-            tf.cond(sample, measure, lambda: tf.zeros([]))
-        index = count % buffers.ring_size
-        buffers.ring.scatter_nd_update([[index]], [row])
-        buffers.count.assign_add(1)
+        step.measure(sample, before)
+        step.push(row)
         return result
 
-    def _update(self, run: _Update, bad: Any) -> Any:
+    def _update(self, run: Update, bad: Any) -> Any:
         if not self.skip_non_finite:
-            return run.original(run.all_grads, run.passed)
+            return run.apply()
 
         def apply() -> Any:
-            run.original(run.all_grads, run.passed)
+            run.apply()
             return tf.zeros([])
 
         tf.cond(bad, lambda: tf.zeros([]), apply)
@@ -262,7 +236,7 @@ class TensorFlowTap:
 
     # ------------------------------------------------------------------ eager mode
 
-    def _eagerly(self, run: _Update, record: TapeRecord | None, *, recorded: bool) -> Any:
+    def _eagerly(self, run: Update, record: TapeRecord | None, *, recorded: bool) -> Any:
         channel = run.channel
         wanted = channel.wants_sample()
         loss = None if record is None else _number(record.target)
@@ -273,32 +247,44 @@ class TensorFlowTap:
         if self.skip_non_finite and not finite:
             return None
         if not wanted and finite:
-            return run.original(run.all_grads, run.passed)
+            return run.apply()
         before = [tf.identity(v) for v in run.weights()]
         rate = run.learning_rate()
-        result = run.original(run.all_grads, run.passed)
-        pairs = [_moved(a, b) for a, b in zip(run.weights(), before, strict=True)]
+        result = run.apply()
+        pairs = [moved(a, b) for a, b in zip(run.weights(), before, strict=True)]
         channel.complete_sample(run.present, np.asarray(pairs), float(rate))
         return result
 
-    def _record(self, channel: TensorFlowChannel, grads: Sequence[Any], loss: Any) -> Any:
+    def _eagerly_in_replica(self, run: Update, record: TapeRecord | None) -> Any:
+        def take(grads: list[Any], loss: float | None, scale: float | None) -> None:
+            self._record(run.channel, grads, loss, scale)
+
+        loss = None if record is None else _number(record.target)
+        return replicas.eagerly(run, loss, take, skip_non_finite=self.skip_non_finite)
+
+    def _record(
+        self,
+        channel: TensorFlowChannel,
+        grads: Sequence[Any],
+        loss: Any,
+        scale: float | None = None,
+    ) -> Any:
         """Take the numbers of one eager step to the host, and let the guard judge them."""
         zero = tf.zeros([])
         halves = tf.stack(
-            [
-                zero if g is None else numbers.half_square(numbers.dense_values(g))
-                for g in grads
-            ]
+            [zero if g is None else numbers.half_square(numbers.dense_values(g)) for g in grads]
         ).numpy()
         wanted = channel.wants_sample() or not np.all(np.isfinite(halves))
-        optimizer = channel.optimizer
-        scale = 1.0 if optimizer is None else float(tf.cast(optimizers.loss_scale(optimizer), tf.float32))
+        if scale is None:
+            optimizer = channel.optimizer
+            factor = 1.0 if optimizer is None else optimizers.loss_scale(optimizer)
+            scale = float(tf.cast(factor, tf.float32))
         row = channel.push(halves, loss, scale)
         if wanted:
             for keeper in self.keepers:
                 keeper.save(compiled=False)
             values = [
-                None if g is None else numbers.magnitudes(numbers.dense_values(g), g)
+                None if g is None else numbers.magnitudes(numbers.dense_values(g), g) / scale
                 for g in grads
             ]
             blank = np.zeros(numbers.BINS, np.int32)
@@ -323,6 +309,7 @@ class TensorFlowTap:
 
     # ------------------------------------------------------------------ by hand
 
+    @tf.autograph.experimental.do_not_convert
     def check(
         self,
         grads: Sequence[Any],
@@ -352,7 +339,7 @@ class TensorFlowTap:
             self.on_gradients(channel, record, list(grads), list(variables))
         if loss is None and record is not None:
             loss = record.target
-        run = _Update(None, _nothing, [], None, channel, list(grads), list(variables))
+        run = Update.by_hand(channel, grads, variables)
         if tf.executing_eagerly():
             self._since_last_check(run)
             self._record(channel, grads, _number(loss))
@@ -362,11 +349,11 @@ class TensorFlowTap:
             self._in_graph(run, TapeRecord(loss, [], [], None))
         return channel
 
-    def _since_last_check(self, run: _Update) -> None:
+    def _since_last_check(self, run: Update) -> None:
         """Measure the update between two hand-delivered steps that no `apply` was seen for."""
         channel = run.channel
         if channel.held and channel.held[0] == channel.eager_steps and not self.wrapping:
-            pairs = [_moved(a, b) for a, b in zip(run.weights(), channel.held[1], strict=True)]
+            pairs = [moved(a, b) for a, b in zip(run.weights(), channel.held[1], strict=True)]
             channel.complete_sample(run.present, np.asarray(pairs), float("nan"))
         channel.held = []
         if channel.wants_sample() and not self.wrapping:
@@ -374,63 +361,8 @@ class TensorFlowTap:
             channel.held = [channel.eager_steps + 1, weights]
 
 
-class _Update:
-    """One call of ``apply``: the optimizer, its real method and the lists, paired up."""
-
-    def __init__(
-        self,
-        optimizer: Any,
-        original: Callable[..., Any],
-        all_grads: list[Any],
-        passed: list[Any] | None,
-        channel: TensorFlowChannel,
-        grads: list[Any],
-        variables: list[Any],
-    ) -> None:
-        self.optimizer = optimizer
-        self.original = original
-        self.all_grads = all_grads
-        self.passed = passed
-        self.channel = channel
-        self.grads = grads
-        self.present = [i for i, g in enumerate(grads) if g is not None]
-        self.variables = [raw(variables[i]) for i in self.present]
-
-    def weights(self) -> list[Any]:
-        """Read the variables that have a gradient."""
-        return [tf.convert_to_tensor(v) for v in self.variables]
-
-    def learning_rate(self) -> Any:
-        """Return the learning rate of this step as a float32 scalar, NaN without optimizer."""
-        if self.optimizer is None:
-            return tf.constant(float("nan"))
-        return tf.cast(optimizers.learning_rate(self.optimizer), tf.float32)
-
-
-def compiling_with_xla() -> bool:
-    """Return True while a function with ``jit_compile=True`` is being traced on this thread."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if owner is not None and getattr(owner, "_jit_compile", None) is True:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
-def _nothing(grads: Any, variables: Any) -> None:
-    """Stand in for an optimizer that does not exist."""
-
-
 def _ids(grads: Sequence[Any]) -> tuple[int, ...]:
     return tuple(id(g) for g in grads if g is not None)
-
-
-def _moved(after: Any, before: Any) -> Any:
-    """Return half the sum of squares of the change and of the old value, ``[2]`` float32."""
-    old = numbers.dense_values(before)
-    new = numbers.dense_values(after)
-    return tf.stack([numbers.half_square(new - old), numbers.half_square(old)])
 
 
 def _number(loss: Any) -> float | None:

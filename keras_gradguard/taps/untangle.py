@@ -15,7 +15,9 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 # Operations that the optimiser regroups with a neighbour of the same kind.
-_REGROUPED = frozenset({"Mul", "Add", "AddV2"})
+_KINDS = {"Mul": "product", "Add": "sum", "AddV2": "sum", "AddN": "sum"}
+# Operations that it takes out, so that a use of their result is a use of what goes in.
+_TAKEN_OUT = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient"})
 _MARK = "_gradguard_copy"
 
 
@@ -32,20 +34,30 @@ def own_copy(tensor: Any) -> Any:
     if hasattr(tensor, "numpy") or not isinstance(tensor, tf.Tensor):
         return tensor
     graph = tf.compat.v1.get_default_graph()
-    if tensor.graph is not graph or tensor.op.type not in _REGROUPED:
+    if tensor.graph is not graph:
         return tensor
-    return _copy(graph, tensor.op)
+    made = _behind(tensor)
+    return _copy(graph, made.op) if made.op.type in _KINDS else tensor
+
+
+def _behind(tensor: Any) -> Any:
+    """Return the tensor that ``tensor`` is once operations that do nothing are taken out."""
+    while tensor.op.type in _TAKEN_OUT:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
 
 
 def _copy(graph: Any, op: Any) -> Any:
-    inputs = [
-        _copy(graph, t.op) if t.op.type == op.type and len(t.consumers()) < 2 else t
-        for t in op.inputs
-    ]
+    inputs = []
+    for tensor in op.inputs:
+        made = _behind(tensor)
+        inner = made.op
+        alike = _KINDS.get(inner.type) == _KINDS[op.type] and len(made.consumers()) < 2
+        inputs.append(_copy(graph, inner) if alike else tensor)
     attributes = dict(op.node_def.attr)
     attributes[_MARK] = attr_value_pb2.AttrValue(b=True)
     # No control inputs: a product or a sum of values needs none.
-    with tf.control_dependencies(None):
+    with tf.control_dependencies(None), tf.device(op.device or None):
         copy = graph.create_op(
             op.type, inputs, [op.outputs[0].dtype], attrs=attributes, name="gradguard_copy"
         )

@@ -1,0 +1,137 @@
+"""What is added to the graph of a training step: the sentinel's row and, now and then, a sample."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_gradguard.taps import numbers
+from keras_gradguard.taps.update import Update, moved
+
+
+class GraphStep:
+    """The ops around one ``apply`` in a graph being traced.
+
+    Args:
+        update: The call of ``apply``.
+        sample_every: Full statistics every so many steps.
+        compiled: The step is compiled by XLA, which needs equal shapes on both branches of a
+            condition.
+    """
+
+    def __init__(self, update: Update, *, sample_every: int, compiled: bool) -> None:
+        self.update = update
+        self.compiled = compiled
+        self.measured = update.optimizer is not None and bool(update.present)
+        self._every = sample_every
+        self.buffers = update.channel.buffers()
+        self.scale = update.scale()
+        self.count = self.buffers.count.read_value()
+        self.slot = self.buffers.taken % self.buffers.slots
+
+    def wanted(self, bad: Any) -> Any:
+        """Return whether this step is sampled, a bool scalar.
+
+        Args:
+            bad: Bool scalar, a gradient holds a NaN or Inf: worth a closer look.
+        """
+        buffers = self.buffers
+        return (
+            tf.equal(self.count % self._every, 0)
+            | (self.count < buffers.dense_until)
+            | (bad & (buffers.bad_budget > 0))
+        )
+
+    def before(self, sample: Any, look: Callable[[], None]) -> list[Any]:
+        """Return the weights before the update on a sampled step, empty tensors otherwise.
+
+        Args:
+            sample: Bool scalar.
+            look: Called inside the sampled branch, to write what is known before the update.
+        """
+
+        def take() -> list[Any]:
+            self.buffers.sample_step.scatter_nd_update([[self.slot]], [self.count])
+            self.buffers.sample_rate.scatter_nd_update([[self.slot]], [self.update.learning_rate()])
+            look()
+            if not self.measured:
+                self.buffers.taken.assign_add(1)
+                return []
+            return [tf.identity(v) for v in self.update.weights()]
+
+        def leave() -> list[Any]:
+            if not self.measured:
+                return []
+            return [
+                tf.zeros(v.shape if self.compiled else [0] * len(v.shape), v.dtype)
+                for v in self.update.weights()
+            ]
+
+        return list(tf.nest.flatten(tf.cond(sample, take, leave)))
+
+    def look(self, values: Sequence[Any], grads: Sequence[Any], *, scaled: bool) -> None:
+        """Write histogram and largest entry of each gradient. Called inside the sampled branch.
+
+        Args:
+            values: What :func:`numbers.dense_values` made of the gradients, None for None.
+            grads: The gradients.
+            scaled: They are still multiplied by the loss scale.
+        """
+        flat = [
+            None if v is None else numbers.magnitudes(v, g)
+            for v, g in zip(values, grads, strict=True)
+        ]
+        if scaled:
+            flat = [None if v is None else v / self.scale for v in flat]
+        counts = [
+            tf.zeros([numbers.BINS], tf.int32) if v is None else numbers.exponent_counts(v)
+            for v in flat
+        ]
+        tops = [tf.zeros([]) if v is None else numbers.largest(v) for v in flat]
+        lows = tf.fill([len(flat)], 0.0 if self.measured else float("nan"))
+        at = [[self.slot]]
+        self.buffers.histogram.scatter_nd_update(at, [tf.stack(counts)])
+        self.buffers.stats.scatter_nd_update(at, [tf.stack([tf.stack(tops), lows, lows], axis=1)])
+
+    def measure(self, sample: Any, before: Sequence[Any]) -> None:
+        """On a sampled step write how far the weights really moved.
+
+        Args:
+            sample: Bool scalar.
+            before: What :meth:`before` returned.
+        """
+        if not self.measured:
+            return
+        update, buffers = self.update, self.buffers
+
+        def compare() -> Any:
+            pairs = [moved(a, b) for a, b in zip(update.weights(), before, strict=True)]
+            columns = tf.scatter_nd(
+                [[i] for i in update.present], tf.stack(pairs), [len(update.grads), 2]
+            )
+            old = tf.gather(buffers.stats, self.slot)[:, :1]
+            buffers.stats.scatter_nd_update([[self.slot]], [tf.concat([old, columns], axis=1)])
+            buffers.taken.assign_add(1)
+            return tf.zeros([])
+
+        tf.cond(sample, compare, lambda: tf.zeros([]))
+
+    def push(self, row: Any) -> None:
+        """Write the sentinel's row: loss, loss scale, half the sum of squares a variable."""
+        index = self.count % self.buffers.ring_size
+        self.buffers.ring.scatter_nd_update([[index]], [row])
+        self.buffers.count.assign_add(1)
+
+
+def compiling_with_xla() -> bool:
+    """Return True while a function with ``jit_compile=True`` is being traced on this thread."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if owner is not None and getattr(owner, "_jit_compile", None) is True:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
