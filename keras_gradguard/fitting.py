@@ -43,6 +43,7 @@ class FitSession:
     ) -> None:
         self.model = model
         self.settings = settings
+        self.observer: Observer
         self.on_close: Callable[[FitSession], None] | None = None
         self.guarded: GuardedTrainFunction | None = None
         self._reuse = reuse.guarded if reuse is not None else None

@@ -78,11 +78,8 @@ class Policy:
                         f"`{item.name}` must be an integer of at least 1 (steps). "
                         f"Received: {item.name}={value!r}"
                     )
-        patterns = (self.ignore,) if isinstance(self.ignore, str) else self.ignore
-        try:
-            patterns = tuple(patterns)
-        except TypeError:
-            patterns = (None,)
+        given = (self.ignore,) if isinstance(self.ignore, str) else self.ignore
+        patterns = tuple(given) if isinstance(given, Iterable) else (given,)
         if not all(isinstance(p, str) for p in patterns):
             raise TypeError(
                 "`ignore` must be a name or glob pattern such as 'dense_1/*', or several of "

@@ -28,7 +28,7 @@ def none_gradient(table: Table, policy: Policy, *, step: int = 0) -> tuple[Findi
         return ()
     total = len(table.variables)
     everything = len(table.none) == total
-    causes = ()
+    causes: tuple[Cause, ...] = ()
     integer = [v.path for _, v in missing if "int" in v.dtype]
     if integer:
         causes = (

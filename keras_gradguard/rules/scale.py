@@ -57,7 +57,7 @@ def exploding(history: History, policy: Policy) -> tuple[Finding, ...]:
         if (
             rising
             and norm[-1] > _DIVERGED * first_norm
-            and loss[-1] > _DIVERGED * max(first_loss, np.finfo(np.float32).tiny)
+            and loss[-1] > _DIVERGED * max(first_loss, float(np.finfo(np.float32).tiny))
             and not _jumped(norm, first_norm)
         ):
             return (_diverging(history, mask, total, row),)
@@ -160,7 +160,7 @@ def vanishing(history: History, policy: Policy) -> tuple[Finding, ...]:
     if not (steady and np.all(logs[:, 0] - logs[:, -1] < np.log10(_VANISHED)) and drop < 0):
         return ()
     row = int(rows[-1])
-    weak = [k for k, value in zip(kernels, typical, strict=True) if value - typical[-1] < -3]
+    weak = [int(k) for k, value in zip(kernels, typical, strict=True) if value - typical[-1] < -3]
     per_layer = 10 ** (drop / (len(kernels) - 1))
     first = history.table.variables[kernels[0]]
     last = history.table.variables[kernels[-1]]

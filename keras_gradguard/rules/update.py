@@ -68,7 +68,8 @@ def _material(history: History, row: int, mask: np.ndarray) -> np.ndarray:
     if others <= _CONVERGED * loss or common.loss_at_floor(history)[row]:
         return np.zeros_like(mask)
     with np.errstate(invalid="ignore"):
-        return (norm >= _NEGLIGIBLE * history.peak) & (norm >= _NEGLIGIBLE**2 * others)
+        large: np.ndarray = norm >= _NEGLIGIBLE * history.peak
+        return large & (norm >= _NEGLIGIBLE**2 * others)
 
 
 def _finding(
