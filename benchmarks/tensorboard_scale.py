@@ -116,9 +116,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         logs = Path(directory) / "logs"
-        size, took = write(
-            logs / "0", options.variables, options.steps, options.sample_every
-        )
+        size, took = write(logs / "0", options.variables, options.steps, options.sample_every)
         per_cell = size / options.variables / options.steps
         print(
             f"file: {size / 1e6:.0f} MB, {per_cell:.1f} bytes a variable and step; "
@@ -131,7 +129,7 @@ def main() -> None:
         for loader in ("python", "rust"):
             if options.loader not in (loader, "both"):
                 continue
-            with server.serving(logs, fast=loader == "rust", poll=600) as address:
+            with server.serving(logs, fast=loader == "rust", poll=600, tensorflow=True) as address:
                 took = wait_until_read(address, names, options.steps)
                 before = memory(str(logs))
                 print(f"{loader}: read in {took:.0f} s, memory {before} MB")

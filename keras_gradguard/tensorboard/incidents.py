@@ -62,7 +62,7 @@ def markdown(findings: Sequence[Finding]) -> str:
             _steps(finding),
             SYMPTOMS[finding.symptom].title,
             where,
-            finding.cause,
+            finding.cause.replace("_", " "),  # so that the narrow cell can wrap
             finding.fix,
         ]
         lines.append("| " + " | ".join(_escape(c) if c else " " for c in cells) + " |")

@@ -289,7 +289,8 @@ def _series_lines(series: SeriesFlow) -> Iterator[str]:
     width = min(max([8, *(len(v.name) for v in shown)]), _NAME_WIDTH)
     yield f"  {'gradient':<{width}}  {'first':>8} {'last':>8} {'zero':>6} {'NaN':>6}  {'update':>8}"
     numbers = [c for v in shown for c in v.cells if c is not None and math.isfinite(c) and c > 0]
-    low, high = (math.log10(min(numbers)), math.log10(max(numbers))) if numbers else (0.0, 0.0)
+    # One wild step must not flatten all the rest.
+    low, high = np.percentile(np.log10(numbers), [2, 98]) if numbers else (0.0, 0.0)
     for v in shown:
         name = printable(v.name)
         name = name if len(name) <= width else "…" + name[-(width - 1) :]
@@ -319,4 +320,4 @@ def _cell(norm: float | None, low: float, high: float) -> str:
     if norm == 0:
         return "·"
     part = (math.log10(norm) - low) / (high - low) if high > low else 1.0
-    return _BARS[min(int(part * len(_BARS)), len(_BARS) - 1)]
+    return _BARS[min(max(int(part * len(_BARS)), 0), len(_BARS) - 1)]

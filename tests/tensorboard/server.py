@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ ROOT = Path(__file__).parents[2]
 
 def main(arguments: list[str]) -> None:
     """Run TensorBoard; the tab is added by hand where the package is not installed."""
+    if arguments[0] == "--without-tensorflow":
+        # The module by which TensorBoard is told to do without: starts in a second, not in ten.
+        sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
+        arguments = arguments[1:]
     from tensorboard import default, program
 
     from keras_gradguard.tensorboard.plugin.loader import GradGuardLoader
@@ -38,13 +43,21 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(log_dir: Path, *, fast: bool = False, prefix: str = "", poll: int = 1) -> Iterator[str]:
-    """Yield the server's address, ready to answer."""
+def serving(
+    log_dir: Path,
+    *,
+    fast: bool = False,
+    prefix: str = "",
+    poll: int = 1,
+    tensorflow: bool = False,
+) -> Iterator[str]:
+    """Yield the address of a server that is ready to answer, with or without TensorFlow."""
     port = free_port()
     command = [
         sys.executable,
         "-c",
         "from tests.tensorboard import server; import sys; server.main(sys.argv[1:])",
+        *([] if tensorflow else ["--without-tensorflow"]),
         "--logdir",
         str(log_dir),
         "--port",

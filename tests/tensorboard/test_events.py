@@ -343,7 +343,7 @@ def test_incidents_are_cumulative_in_text_and_one_json_object_a_line(tmp_path):
         (s, str(v.item(), "utf-8")) for s, t, p, v in runs.values(run_of(tmp_path)) if p == "text"
     ]
     assert [s for s, _ in texts] == [12, 20]
-    assert "dead&#95;relu" in texts[1][1]
+    assert "| dead relu |" in texts[1][1]
     assert "The loss is NaN." in texts[1][1]
     assert "The loss is NaN." not in texts[0][1]
 

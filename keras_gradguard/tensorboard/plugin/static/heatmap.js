@@ -238,13 +238,14 @@ export class HeatMap {
     context.textAlign = 'right';
     context.fillStyle = colors.faint;
     context.fillText('step', this.gutter - 8, STRIP - 9);
-    this.marks.forEach(mark => this.flag(context, colors, mark));
+    let taken = -Infinity;
+    for (const mark of [...this.marks].sort((a, b) => a.step - b.step)) taken = this.flag(context, colors, mark, taken);
   }
 
-  flag(context, colors, mark) {
-    if (mark.step === null) return;
-    const x = this.x(mark.step);
-    if (x < this.gutter - 1 || x > this.width) return;
+  /** Draw one flag, not over the one before it, which ends at `taken`; return its own end. */
+  flag(context, colors, mark, taken) {
+    const x = mark.step === null ? -1 : this.x(mark.step);
+    if (x < this.gutter - 1 || x > this.width) return taken;
     const color = mark.severity === 'raise' ? css(colors.zero) : mark.severity === 'warn' ? '#b35900' : colors.faint;
     context.strokeStyle = color;
     context.setLineDash([3, 3]);
@@ -254,12 +255,13 @@ export class HeatMap {
     context.stroke();
     context.setLineDash([]);
     const text = `#${mark.number}`, w = context.measureText(text).width + 10;
-    const left = Math.min(Math.max(x, this.gutter), this.width - w);
+    const left = Math.min(Math.max(x, this.gutter, taken + 2), this.width - w);
     context.fillStyle = color;
     context.fillRect(left, 0, w, 16);
     context.fillStyle = '#ffffff';
     context.textAlign = 'left';
     context.fillText(text, left + 5, 12);
+    return left + w;
   }
 
   /** Redraw the finished map and the cursor on it. */

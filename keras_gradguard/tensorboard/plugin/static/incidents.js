@@ -4,14 +4,18 @@ import {isBad, isZero} from './codes.js';
 import {el, grouped} from './dom.js';
 
 /** Places (row numbers) that an incident speaks of. A name may be a variable or a layer. */
-export const placesOf = (incident, rows, single) => {
-  const whole = incident.where.includes('model') || incident.where.includes('optimizer');
-  if (whole) return single ? [] : rows.map((_, place) => place);
-  return rows.flatMap((row, place) => {
-    const known = row.names;
-    const hit = incident.where.some(w => w && (known.includes(w) || known.some(n => n.startsWith(`${w}/`))));
-    return hit ? [place] : [];
-  });
+export const placesOf = (incident, rows) => rows.flatMap((row, place) => {
+  const hit = incident.where.some(w => w && row.names.some(n => n === w || n.startsWith(`${w}/`)));
+  return hit ? [place] : [];
+});
+
+/** The row of the name that the incident puts first, or -1. */
+export const mainPlace = (incident, rows) => {
+  for (const w of incident.where) {
+    const place = placesOf({where: [w]}, rows)[0];
+    if (place !== undefined) return place;
+  }
+  return -1;
 };
 
 const since = i => {
@@ -32,7 +36,10 @@ const PHRASES = {
 export const sentence = incident => {
   const first = incident.first_step ?? incident.step;
   const what = PHRASES[incident.symptom] ?? incident.title;
-  return `${listed(incident.where) || 'model'}: ${what}${first === null ? '' : ` since step ${grouped(first)}`}`;
+  const {where} = incident;
+  // The first name is where it began; a long list would hide it.
+  const named = where.length > 3 ? `${where[0]} and ${where.length - 1} more` : where.join(', ') || 'model';
+  return `${named}: ${what}${first === null ? '' : ` since step ${grouped(first)}`}`;
 };
 
 /** The sentence that says what is wrong, or that nothing is: {kind, text, more}. */

@@ -5,7 +5,7 @@ import {METRICS, decode, isBad, isNone, isZero, plain, power, say} from './codes
 import {THEMES, css, rangeOf, viridis} from './colors.js';
 import {download, el, get, grouped, option, sized} from './dom.js';
 import {HeatMap} from './heatmap.js';
-import {card, placesOf, sentence, verdict} from './incidents.js';
+import {card, mainPlace, placesOf, sentence, verdict} from './incidents.js';
 
 const POLL = 5000;
 
@@ -253,7 +253,7 @@ class Page {
       const mine = pane.incidents.map((incident, i) => ({incident, number: i + 1}))
         .filter(({incident}) => !incident.optimizer || pane.table.series.length < 2 || incident.optimizer === pane.series.optimizer);
       for (const {incident} of mine) {
-        if (incident.severity !== 'info') placesOf(incident, rows, true).forEach(place => { rows[place].marked = true; });
+        if (incident.severity !== 'info') placesOf(incident, rows).forEach(place => { rows[place].marked = true; });
       }
       pane.allRows = rows;
       rows = rows.filter(r => !needle || r.names.some(n => n.toLowerCase().includes(needle)));
@@ -263,7 +263,7 @@ class Page {
       }
       const {loss} = pane.picture;
       const marks = mine.map(({incident, number}) => ({number, severity: incident.severity,
-        step: incident.first_step ?? incident.step, places: placesOf(incident, rows, true)}));
+        step: incident.first_step ?? incident.step, places: placesOf(incident, rows)}));
       const count = needle ? `${rows.length} of ${pane.allRows.length}` : rows.length;
       const pool = pane.picture.pool > 1 ? `, each cell the largest of ${pane.picture.pool}${this.metric.value === 'norm' ? ' steps' : ' samples'}` : '';
       pane.map.show({picture: pane.picture, rows, marks, view: this.shown, range, theme: this.theme,
@@ -389,8 +389,8 @@ class Page {
     const index = pane.incidents.findIndex(i => i.severity === 'raise');
     const incident = pane.incidents[index >= 0 ? index : 0];
     if (!incident || !pane.map.rows) return;
-    const [place] = placesOf(incident, pane.map.rows, true);
-    if (place !== undefined) pane.map.pick(place, incident.step ?? pane.series.span[1] - 1);
+    const place = mainPlace(incident, pane.map.rows);
+    if (place >= 0) pane.map.pick(place, incident.step ?? pane.series.span[1] - 1);
   }
 
   /** Show an incident's place: its series, its rows, the steps around its beginning. */
@@ -412,8 +412,8 @@ class Page {
     this.view = to - from < all.to - all.from ? {from, to} : null;
     this.metric.value = 'norm'; // the only one that is known at every step
     await this.loadPictures();
-    const [place] = placesOf(incident, pane.map.rows, true);
-    if (place !== undefined) {
+    const place = mainPlace(incident, pane.map.rows);
+    if (place >= 0) {
       pane.map.scroll.scrollTop = Math.max(0, (place - 4) * pane.map.rowHeight);
       pane.map.pick(place, Math.min(last, all.to - 1));
     }
