@@ -148,6 +148,7 @@ def trace_step(
         TraceError: The user's code cannot run in a graph, or raised. ``frames`` says where.
 
     Example:
+    >>> import numpy as np
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="out")])
     >>> step = trace_step(model, np.ones((4, 2)), np.ones((4, 1)), loss="mse")
     >>> [call.name for call in step.layers if call.name == "out"]
