@@ -93,7 +93,7 @@ def explain(finding: Finding, context: Context) -> Finding:
     """
     def work() -> Finding:
         try:
-            return explain_with(finding, Facts(_turned(context, finding)))
+            return explain_with(finding, _fitting(finding, _turned(context, finding)))
         except Exception as error:  # the finding must get out whatever a model does
             note = f"The diagnosis failed ({type(error).__name__}: {str(error)[:160]})."
             return finding.replace(notes=(*finding.notes, note))
@@ -119,6 +119,24 @@ def _turned(context: Context, finding: Finding) -> Context:
     others = tuple(m for m in models if m is not best)
     # The batch was an input of the first model; it is not known to be one of this model's.
     return dataclasses.replace(context, model=best, partners=others, batch=None)
+
+
+def _fitting(finding: Finding, context: Context) -> Facts:
+    """Return measurements of the step that shows what was found.
+
+    A generator's output may go through its discriminator on the way to the loss, or straight
+    into it: the way on which the gradients are 0 is the one that was trained.
+    """
+    plain = Facts(context)
+    if context.mode == "fit" or not context.partners or finding.symptom != "zero_gradient":
+        return plain
+    for facts in (*(Facts(context, through=p) for p in context.partners), plain):
+        if facts.trace is None:
+            continue
+        asked = [facts.gradients.get(n) for n in _asked(facts, finding)]
+        if asked and all(g is not None and not np.any(g) for g in asked):
+            return facts
+    return plain
 
 
 def explain_with(finding: Finding, facts: Facts) -> Finding:

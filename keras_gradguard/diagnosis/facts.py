@@ -16,7 +16,13 @@ from keras_gradguard.diagnosis.data import as_array, describe, describe_batch, l
 from keras_gradguard.diagnosis.execute import run
 from keras_gradguard.diagnosis.opgraph import Value
 from keras_gradguard.diagnosis.sandbox import is_stock_train_step
-from keras_gradguard.diagnosis.trace import Trace, TraceError, backend_variable, trace_step
+from keras_gradguard.diagnosis.trace import (
+    Trace,
+    TraceError,
+    as_loss,
+    backend_variable,
+    trace_step,
+)
 from keras_gradguard.diagnosis.view import StepView, view_of_trace
 from keras_gradguard.taps.names import automatic_prefixes, path_of
 
@@ -31,10 +37,12 @@ class Facts:
 
     Args:
         context: What may be looked at. Nothing in it is changed.
+        through: A partner (a discriminator) that the output goes through before the loss.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, through: Any = None) -> None:
         self.context = context
+        self.through = through
         self.notes: list[str] = []
         self.synthetic: str | None = None
         self.trace_error: TraceError | None = None
@@ -142,6 +150,13 @@ class Facts:
         model = context.model
         compiled = bool(getattr(model, "compiled", False))
         own = context.loss
+        made_up = ((_halves_like_output, "all 0.5"), (_class_zero, "class 0"))
+        if self.through is not None and own is not None:
+            if given.y is not None:
+                yield _behind(self.through, as_loss(own)), given.y, None
+            for make, word in made_up:
+                yield _behind(self.through, make(own)), None, f"The target ({word})"
+            return
         if context.mode == "fit" and compiled:
             yield None, given.y, None
         if own is not None and (given.y is not None or context.mode == "fit"):
@@ -151,11 +166,8 @@ class Facts:
         if own is None and not compiled and context.mode == "fit" and context.batch is not None:
             yield _own_losses_only, None, None
         if own is not None and given.y is None and context.mode != "fit":
-            for partner in context.partners:
-                for made, word in ((_halves_like_output, "all 0.5"), (_class_zero, "class 0")):
-                    yield _behind(partner, made(own)), None, f"The target ({word})"
-            for made, word in ((_halves_like_output, "all 0.5"), (_class_zero, "class 0")):
-                yield made(own), None, f"The target ({word})"
+            for make, word in made_up:
+                yield make(own), None, f"The target ({word})"
         yield _chain(self.context.partners), None, "The loss"
 
     @property
@@ -393,8 +405,6 @@ def _behind(partner: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any
 
 
 def _halves_like_output(loss: Any) -> Callable[[Any, Any], Any]:
-    from keras_gradguard.diagnosis.trace import as_loss
-
     function = as_loss(loss)
 
     def with_halves(y_true: Any, y_pred: Any) -> Any:
@@ -407,8 +417,6 @@ def _halves_like_output(loss: Any) -> Callable[[Any, Any], Any]:
 
 
 def _class_zero(loss: Any) -> Callable[[Any, Any], Any]:
-    from keras_gradguard.diagnosis.trace import as_loss
-
     function = as_loss(loss)
 
     def with_class_zero(y_true: Any, y_pred: Any) -> Any:
