@@ -23,6 +23,7 @@ from keras_gradguard.errors import GradientGuardWarning
 from keras_gradguard.findings import Finding
 from keras_gradguard.records import Float, Row, Sample, Table
 from keras_gradguard.tensorboard import incidents, schema
+from keras_gradguard.tensorboard.flow_image import FlowHistory, picture
 from keras_gradguard.tensorboard.layout import layout_bytes
 from keras_gradguard.tensorboard.naming import NameRegistry, printable
 from keras_gradguard.tensorboard.record_file import RecordFile
@@ -52,6 +53,7 @@ class _Series:
         # A sampled step's norm is known from its row, which may come before or after.
         self.norms: deque[tuple[int, Float]] = deque(maxlen=_NORMS_KEPT)
         self.awaited: set[int] = set()
+        self.flow: FlowHistory | None = None
 
 
 class EventWriter:
@@ -84,6 +86,8 @@ class EventWriter:
             something is written at all). Defaults to 10.
         histograms: Write histograms and percentile bands. False leaves the scalars, the rows
             for the GradGuard tab and the incidents. Defaults to True.
+        images: Write a picture of the gradient flow, ``gradient_flow``, to the Images tab at each
+            :meth:`close`. Defaults to False.
         buffer_bytes: Flush earlier when this much is waiting. Defaults to 1 MiB.
 
     Raises:
@@ -98,6 +102,7 @@ class EventWriter:
         run: str = "gradguard",
         flush_secs: float = 10.0,
         histograms: bool = True,
+        images: bool = False,
         buffer_bytes: int = 1 << 20,
     ) -> None:
         if not run or run in (".", "..") or run != printable(run) or set(run) & set("/\\:"):
@@ -115,6 +120,7 @@ class EventWriter:
         self._run = run
         self._flush_secs = flush_secs
         self._histograms = histograms
+        self._images = images
         self._buffer_bytes = buffer_bytes
         self._directory: Path | None = None
         self._file: RecordFile | None = None
@@ -266,6 +272,9 @@ class EventWriter:
             self._flush()
 
     def _close(self) -> None:
+        if self._file is not None:
+            for series in self._series.values():
+                self._write_image(series)
         self._flush()
         file, self._file = self._file, None
         if file is not None:
@@ -333,6 +342,10 @@ class EventWriter:
             series.rows.append(row)
             series.norms.append((row.step, row.norm))
         series.last_step = rows[-1].step
+        if self._images:
+            if series.flow is None:
+                series.flow = FlowHistory(len(series.names))
+            series.flow.add(rows, table.none)
 
         event = self._event()
         suffix = self._suffix(table)
@@ -443,6 +456,15 @@ class EventWriter:
             if i not in series.table.none:
                 event.scalar(f"gradient_norm/{name}", float(norm[i]))
         self._write(event, step)
+
+    def _write_image(self, series: _Series) -> None:
+        if series.flow is None or not series.names:
+            return
+        width, height, png = picture(series.flow.cells)
+        event = self._event()
+        tag = f"gradient_flow{self._suffix(series.table)}"
+        event.image(tag, (width, height), png, series.names)
+        self._write(event, series.last_step)
 
     # ------------------------------------------------------------------ findings
 

@@ -119,6 +119,26 @@ class EventBuilder:
         tensor.dtype = _DT_STRING
         tensor.string_val.append(text.encode("utf-8", "backslashreplace"))
 
+    def image(self, tag: str, size: tuple[int, int], png: bytes, names: Sequence[str]) -> None:
+        """Add a picture, described by the names of its bands."""
+        from tensorboard.plugins.image import metadata
+
+        value = self._summary.value.add(tag=tag)
+        if tag not in self._described:
+            self._described.add(tag)
+            listed = "\n".join(f"1. `{name.replace('`', '')}`" for name in names)
+            text = (
+                "Gradient norm, one band a variable, steps from left to right. Red: exactly "
+                f"zero. Black: NaN or Inf. Grey: None. From the top:\n\n{listed}"
+            )
+            value.metadata.CopyFrom(
+                metadata.create_summary_metadata(None, text, converted_to_tensor=True)
+            )
+            value.metadata.data_class = protos()[0].DATA_CLASS_BLOB_SEQUENCE
+        value.tensor.dtype = _DT_STRING
+        value.tensor.tensor_shape.dim.add(size=3)
+        value.tensor.string_val.extend([str(n).encode("ascii") for n in size] + [png])
+
     def layout(self, data: bytes) -> None:
         """Add the Custom Scalars layout, see :mod:`keras_gradguard.tensorboard.layout`."""
         from tensorboard.plugins.custom_scalar import metadata

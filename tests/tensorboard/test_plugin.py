@@ -17,9 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from keras_gradguard.findings import Finding
-from keras_gradguard.tensorboard import schema
+from keras_gradguard.tensorboard import codes, schema
 from keras_gradguard.tensorboard.events import EventWriter
-from keras_gradguard.tensorboard.plugin import codes
 
 from . import runs, stories
 

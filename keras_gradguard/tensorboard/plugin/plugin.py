@@ -18,8 +18,7 @@ from tensorboard.data import provider as provider_lib
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
-from keras_gradguard.tensorboard import schema
-from keras_gradguard.tensorboard.plugin import codes
+from keras_gradguard.tensorboard import codes, schema
 from keras_gradguard.tensorboard.plugin.store import (
     BROKEN,
     EVERYTHING,

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from tensorboard import errors
 from tensorboard.data import provider as provider_lib
 
-from keras_gradguard.tensorboard import schema
-from keras_gradguard.tensorboard.plugin import codes
+from keras_gradguard.tensorboard import codes, schema
 from keras_gradguard.tensorboard.summaries import layer_groups
 
 logger = logging.getLogger(__name__)
