@@ -40,7 +40,7 @@ export class HeatMap {
   stepAt(x) { return this.view.from + ((x - this.gutter) / this.plotWidth) * (this.view.to - this.view.from); }
 
   draw() {
-    this.width = Math.max(260, this.stage.clientWidth - 2);
+    this.width = Math.max(260, this.scroll.clientWidth - 2);
     const count = Math.max(this.rows.length, 1);
     this.rowHeight = Math.min(30, Math.max(5, Math.floor(430 / count)));
     this.rowHeight = Math.max(1, Math.min(this.rowHeight, Math.floor(MOST / count)));

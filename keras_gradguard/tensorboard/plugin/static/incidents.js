@@ -24,22 +24,20 @@ const since = i => {
   return first === i.step ? `at step ${grouped(i.step)}` : `since step ${grouped(first)}, found at step ${grouped(i.step)}`;
 };
 
-const listed = names => (names.length > 4 ? `${names.slice(0, 4).join(', ')} and ${names.length - 4} more` : names.join(', '));
-
 const PHRASES = {
   none_gradient: 'no gradient (None)', zero_gradient: 'gradient is exactly zero', zero_update: 'weights do not change',
   non_finite: 'NaN or Inf', vanishing: 'gradient vanishes', exploding: 'gradient explodes',
   bad_contract: 'model, loss and data do not fit together',
 };
 
+// The first name is where it began; a long list would hide it.
+const brief = names => (names.length > 3 ? `${names[0]} and ${names.length - 1} more` : names.join(', '));
+
 /** An incident in a few words: where, what, since when. */
 export const sentence = incident => {
   const first = incident.first_step ?? incident.step;
   const what = PHRASES[incident.symptom] ?? incident.title;
-  const {where} = incident;
-  // The first name is where it began; a long list would hide it.
-  const named = where.length > 3 ? `${where[0]} and ${where.length - 1} more` : where.join(', ') || 'model';
-  return `${named}: ${what}${first === null ? '' : ` since step ${grouped(first)}`}`;
+  return `${brief(incident.where) || 'model'}: ${what}${first === null ? '' : ` since step ${grouped(first)}`}`;
 };
 
 /** The sentence that says what is wrong, or that nothing is: {kind, text, more}. */
@@ -64,7 +62,7 @@ export const verdict = (incidents, rows, picture) => {
     const bad = ended(c => isBad('norm', c)), zero = ended(c => isZero('norm', c));
     const say = (found, what) => {
       const first = found.reduce((a, b) => (b.from < a.from ? b : a));
-      return `${listed(found.map(r => r.row.name))}: ${what} since step ${grouped(first.from)}`;
+      return `${brief(found.map(r => r.row.name))}: ${what} since step ${grouped(first.from)}`;
     };
     if (bad.length) return {kind: 'bad', text: say(bad, 'NaN or Inf'), more: ''};
     if (zero.length) return {kind: 'warn', text: say(zero, 'no gradient flows (exactly zero)'), more: 'No incident was recorded: look whether this is meant.'};

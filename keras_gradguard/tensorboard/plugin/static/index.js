@@ -521,7 +521,12 @@ class Page {
 }
 
 export async function render() {
-  document.head.append(el('link', {rel: 'stylesheet', href: './style.css'}));
+  const style = el('link', {rel: 'stylesheet', href: './style.css'});
+  // Sizes are measured for the first picture: the styles have to be there.
+  await new Promise(done => {
+    style.onload = style.onerror = done;
+    document.head.append(style);
+  });
   const root = el('main');
   document.body.append(root);
   await new Page(root).start();
