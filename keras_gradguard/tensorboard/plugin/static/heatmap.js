@@ -162,7 +162,7 @@ export class HeatMap {
       context.fillStyle = row.marked ? css(colors.zero) : colors.ink;
       context.font = `${row.marked ? '600 ' : ''}${h >= 13 ? 12 : 10}px system-ui, sans-serif`;
       if (row.marked && h < 11 && i % every) return;
-      context.fillText(fitted(context, row.name, this.gutter - 10), this.gutter - 7, i * h + h / 2);
+      context.fillText(fitted(context, row.name, this.gutter - 10), this.gutter - 7, Math.max(i * h + h / 2, 6));
     });
     context.textBaseline = 'alphabetic';
   }

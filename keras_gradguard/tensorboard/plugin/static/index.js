@@ -72,8 +72,14 @@ class Page {
       this.readout, el('div', {className: 'work'}, this.grid, this.detail), this.cardsTitle, this.cards, this.help);
     this.noDetail();
     document.addEventListener('keydown', e => this.key(e));
-    let timer;
-    window.addEventListener('resize', () => { clearTimeout(timer); timer = setTimeout(() => this.guard(() => this.loadPictures()), 150); });
+    let timer, width = 0;
+    new ResizeObserver(() => {
+      if (this.grid.clientWidth === width) return;
+      width = this.grid.clientWidth;
+      if (!this.shown) return; // the first picture is on its way
+      clearTimeout(timer);
+      timer = setTimeout(() => this.guard(() => this.loadPictures()), 150);
+    }).observe(this.grid);
     this.watchTheme();
   }
 
