@@ -35,12 +35,15 @@ def blocks(page: str) -> tuple[str, str]:
 
 def run(code: str, name: str, space: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
     """Run code and return what it printed and its namespace."""
+    fresh = space is None
     space = {"__name__": "__main__"} if space is None else space
     out = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(out):
         warnings.simplefilter("ignore")
         import keras
 
+        if fresh:
+            keras.utils.clear_session()  # automatic names begin anew on every page
         keras.utils.set_random_seed(1)
         exec(compile(code, f"docs/causes/{name}.md", "exec"), space)
     return out.getvalue(), space
