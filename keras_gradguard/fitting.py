@@ -7,7 +7,8 @@ from typing import Any
 
 from keras_gradguard.explaining import Explainer
 from keras_gradguard.findings import Finding
-from keras_gradguard.observer import Observer, StillWeights, apply_missing, nothing_trainable
+from keras_gradguard.layers import logits_mismatch
+from keras_gradguard.observer import Observer, StillWeights, apply_missing, nothing_trainable, unfit_loss
 from keras_gradguard.session import Writer
 from keras_gradguard.settings import Settings
 from keras_gradguard.taps import optimizers, replicas
@@ -89,6 +90,9 @@ class FitSession:
         try:
             if has_stock_step(model) and model.built and model.weights and not model.trainable_weights:
                 self.observer.run.report(nothing_trainable(model))
+            mismatch = logits_mismatch(model, getattr(model, "loss", None))
+            if mismatch is not None:
+                self.observer.run.report(unfit_loss(mismatch))
             self.guarded = guard_train_function(model, self.attachment, self._reuse)
         except BaseException:
             self.finish()

@@ -8,7 +8,8 @@ from typing import Any
 
 from keras_gradguard.explaining import Explainer
 from keras_gradguard.findings import Finding
-from keras_gradguard.observer import Observer, StillWeights, apply_missing
+from keras_gradguard.layers import logits_mismatch
+from keras_gradguard.observer import Observer, StillWeights, apply_missing, unfit_loss
 from keras_gradguard.session import Writer
 from keras_gradguard.settings import Settings
 from keras_gradguard.taps import optimizers, replicas
@@ -66,6 +67,7 @@ class LoopSession:
         self.observer = Observer(self.models, settings, findings, writer, cadence, self.explainer)
         self.explainer.keeper = self.observer.tap.keepers[0]
         self._batches = 0
+        self._checks = 0
         self._unread = 0
         self._still: StillWeights | None = None
         self._told = False
@@ -84,6 +86,10 @@ class LoopSession:
         attachments = []
         failed = True
         try:
+            for model in self.models:
+                mismatch = logits_mismatch(model, self.explainer.loss)
+                if mismatch is not None:
+                    self.observer.run.report(unfit_loss(mismatch))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self.observer.tap.installed(self.optimizers))
                 keeper = self.observer.tap.keepers[0]
@@ -185,26 +191,32 @@ class LoopSession:
     ) -> None:
         """Judge gradients that are handed over."""
         self.observer.tap.check(grads, variables, loss, step)
+        if tf_executing_eagerly():
+            self._checks += 1
+            self._look_for_apply()
 
     def _look_for_apply(self) -> None:
         patience = self.settings.policy.patience
-        if self.observer.tap.channels or self._told or not self.watching:
+        tap = self.observer.tap
+        # Gradients that were handed over make a channel, but they are no step of an optimizer.
+        if tap.seen or (tap.channels and not self._checks) or self._told or not self.watching:
             return
+        batches = max(self._batches, self._checks)
         variables = [v for m in self.models for v in m.trainable_variables]
         if not variables:
             return
         if self._still is None:
             self._still = StillWeights(variables)
-        if self._batches < patience:
-            if self._batches == 1:
-                self._still.look(self._batches, patience)
+        if batches < patience:
+            if batches == 1:
+                self._still.look(batches, patience)
             return
-        if self._still.look(self._batches, patience - 1):
+        if self._still.look(batches, patience - 1):
             self._told = True
             self.observer.run.report(
-                apply_missing(self._batches, "train_step", self.optimizers[0])
+                apply_missing(batches, "train_step", self.optimizers[0])
             )
-        elif self._batches >= patience and not self._told:
+        elif not self._checks:
             self._told = True
             self.observer.run.say(
                 f"GradientGuard saw {self._batches} batches but no optimizer step, although the "

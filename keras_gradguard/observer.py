@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_gradguard.findings import Cause, Evidence, Finding
+from keras_gradguard.layers import find_probes
 from keras_gradguard.recorder import Recorder
 from keras_gradguard.records import Row, Table
 from keras_gradguard.rules import none_gradient
@@ -14,6 +15,7 @@ from keras_gradguard.settings import Settings
 from keras_gradguard.strays import FleetingLayers, MisdirectedGradients, StillWeights
 from keras_gradguard.taps import names, optimizers
 from keras_gradguard.taps.base import Cadence, Channel
+from keras_gradguard.taps.probes import ProbeTap
 from keras_gradguard.taps.tape import TapeRecord
 from keras_gradguard.taps.tensorflow import TensorFlowTap, executing_eagerly
 from keras_gradguard.taps.untracked import untracked_variables
@@ -67,11 +69,14 @@ class Observer:
         )
         self.tap.on_gradients = self._gradients
         self.tap.on_row = self._row
-        for channel in self.tap.channels.values():
+        if self.tap.probes is None:
+            probes = [p for model in models for p in find_probes(model)]
+            self.tap.probes = ProbeTap(probes, cadence) if probes else None
+        for channel in self.tap.streams():
             channel.rebase()
 
     def _opening(self) -> tuple[list[Table], int | None]:
-        channels = list(self.tap.channels.values())
+        channels = self.tap.streams()
         tables = [c.table for c in channels]
         return tables, min((c.first_step for c in channels), default=None)
 
@@ -81,7 +86,7 @@ class Observer:
         Raises:
             GradientGuardError: A finding whose policy is ``"raise"``.
         """
-        for channel in list(self.tap.channels.values()):
+        for channel in self.tap.streams():
             self._take(channel)
         self._look_for_misdirected()
 
@@ -243,4 +248,17 @@ def nothing_trainable(model: Any) -> Finding:
                 "only while the generator trains.",
             ),
         ),
+    )
+
+
+def unfit_loss(cause: Cause) -> Finding:
+    """Return the finding for a loss that does not fit the logits a model gives."""
+    return Finding(
+        symptom="bad_contract",
+        summary="The model gives logits (LogitsOutput), but the loss expects probabilities.",
+        where=cause.where,
+        step=0,
+        first_step=0,
+        causes=(cause,),
+        source=cause.source,
     )

@@ -92,8 +92,10 @@ class Table:
         optimizer: Name of the optimizer (or ``"check"`` for hand-delivered gradients).
         variables: One entry a column.
         none: Indices of columns whose gradient is None in the current trace.
+        judged: The rules apply. False for what is only recorded, such as probes.
     """
 
     optimizer: str
     variables: tuple[VariableInfo, ...]
     none: frozenset[int] = frozenset()
+    judged: bool = True

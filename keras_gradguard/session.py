@@ -86,7 +86,7 @@ class Run:
     @property
     def steps_seen(self) -> int:
         """Optimizer steps recorded, over all channels."""
-        return sum(r.seen for r in self.recorders.values())
+        return sum(r.seen for r in self.recorders.values() if r.table.judged)
 
     def recorder(self, channel: Channel) -> Recorder:
         """Return the recorder of a channel, made on first sight."""
@@ -118,7 +118,7 @@ class Run:
             for sample in reading.samples:
                 if sample.step % self._sample_every == 0:
                     self.writer.write_sample(table, sample)
-        if not reading.rows:
+        if not reading.rows or not table.judged:
             return
         asked = any(s.learning_rate == 0 for s in recorder.samples[-self.policy.patience :])
         rises = rate_rises() if asked and rate_rises is not None else None

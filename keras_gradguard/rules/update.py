@@ -69,7 +69,8 @@ def _material(history: History, row: int, mask: np.ndarray) -> np.ndarray:
         return np.zeros_like(mask)
     with np.errstate(invalid="ignore"):
         large: np.ndarray = norm >= _NEGLIGIBLE * history.peak
-        return large & (norm >= _NEGLIGIBLE**2 * others)
+        strong: np.ndarray = large & (norm >= _NEGLIGIBLE**2 * others)
+    return strong
 
 
 def _finding(

@@ -32,16 +32,24 @@ class TensorFlowChannel:
         name: What to call it in tables.
         infos: One entry a variable.
         cadence: How often to sample and how much to hold.
+        judged: The rules apply to it.
     """
 
     def __init__(
-        self, optimizer: Any, name: str, infos: Sequence[VariableInfo], cadence: Cadence
+        self,
+        optimizer: Any,
+        name: str,
+        infos: Sequence[VariableInfo],
+        cadence: Cadence,
+        *,
+        judged: bool = True,
     ) -> None:
         self.optimizer = optimizer
         self.cadence = cadence
         self.base = 0 if optimizer is None else optimizers.raw_iterations(optimizer)
         self.first_step = self.base
         self.eager_steps = 0
+        self._judged = judged
         self._name = name
         self._infos = tuple(infos)
         self._none: frozenset[int] = frozenset()
@@ -59,7 +67,9 @@ class TensorFlowChannel:
     @property
     def table(self) -> Table:
         """The columns, with those whose gradient was None in the latest trace."""
-        return Table(optimizer=self._name, variables=self._infos, none=self._none)
+        return Table(
+            optimizer=self._name, variables=self._infos, none=self._none, judged=self._judged
+        )
 
     @property
     def size(self) -> int:

@@ -16,6 +16,7 @@ from keras_gradguard.taps.base import Cadence
 from keras_gradguard.taps.channel import BAD_BUDGET, TensorFlowChannel
 from keras_gradguard.taps.graph import GraphStep, compiling_with_xla
 from keras_gradguard.taps.keeper import BatchKeeper, all_reachable
+from keras_gradguard.taps.probes import ProbeTap
 from keras_gradguard.taps.tape import TapeRecord, TapeWatch, scalar_loss
 from keras_gradguard.taps.threads import alone
 from keras_gradguard.taps.update import Update, identity_of, moved
@@ -60,9 +61,10 @@ class TensorFlowTap:
         self.channels: dict[tuple[int, ...], TensorFlowChannel] = {}
         self.tape = TapeWatch()
         self.keepers: list[BatchKeeper] = [BatchKeeper()]
+        self.probes: ProbeTap | None = None
         self.seen = 0  # calls of apply, traced or eager
         self.wrapping = 0  # optimizers wrapped at the moment
-        self._hand_delivered: tuple[int, ...] | None = None
+        self._hand_delivered: tuple[TensorFlowChannel, tuple[int, ...]] | None = None
         self._holds: set[int] = set()
 
     # ------------------------------------------------------------------ installing
@@ -79,6 +81,8 @@ class TensorFlowTap:
             for optimizer in targets:
                 stack.enter_context(self._wrapped(optimizer))
             stack.enter_context(self.tape.installed())
+            if self.probes is not None:
+                stack.enter_context(self.probes.installed())
             self.wrapping += len(targets)
             try:
                 yield
@@ -147,18 +151,32 @@ class TensorFlowTap:
         if graph:
             if self.on_gradients is not None and not told:
                 self.on_gradients(channel, record, some_grads, some_vars)
+            self._push_probes(record)
             return self._in_graph(run, record)
         if replicas.inside():
             if self.on_gradients is not None and not told:
                 self.on_gradients(channel, record, some_grads, some_vars)
             return self._eagerly_in_replica(run, record)
         delivered, self._hand_delivered = self._hand_delivered, None
-        if delivered != _ids(some_grads) and self.on_gradients is not None:
+        known = delivered == (channel, _ids(some_grads))
+        if not known and self.on_gradients is not None:
             self.on_gradients(channel, record, some_grads, some_vars)
+        self._push_probes(record)
         try:
-            return self._eagerly(run, record, recorded=delivered == _ids(some_grads))
+            return self._eagerly(run, record, recorded=known)
         finally:
             self.tape.forget()
+
+    def _push_probes(self, record: TapeRecord | None) -> None:
+        if self.probes is None or replicas.inside():
+            return
+        reach = _number if tf.executing_eagerly() else _reachable
+        self.probes.push(None if record is None else reach(record.target))
+
+    def streams(self) -> list[TensorFlowChannel]:
+        """Return every channel: those of the optimizers, then that of the probes."""
+        extra = [] if self.probes is None else [self.probes.channel]
+        return [*self.channels.values(), *extra]
 
     def channel(
         self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]
@@ -343,7 +361,7 @@ class TensorFlowTap:
         if tf.executing_eagerly():
             self._since_last_check(run)
             self._record(channel, grads, _number(loss))
-            self._hand_delivered = _ids(grads)
+            self._hand_delivered = (channel, _ids(grads))
         elif not self.wrapping:
             # Where optimizers are wrapped, their `apply` records this step, with its update.
             self._in_graph(run, TapeRecord(loss, [], [], None))
