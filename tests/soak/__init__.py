@@ -1,0 +1,1 @@
+"""Random configurations of training, each run plain and guarded."""
