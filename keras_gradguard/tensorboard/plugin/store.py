@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -314,12 +315,19 @@ class Store:
 
     @staticmethod
     def _batches(read: Any, tags: list[str]) -> Iterable[tuple[str, list[Any]]]:
-        for start in range(0, len(tags), BATCH):
-            batch = tags[start : start + BATCH]
-            found = read(batch)
-            for tag in batch:
-                if found.get(tag):
-                    yield tag, found[tag]
+        batches = [tags[start : start + BATCH] for start in range(0, len(tags), BATCH)]
+        if len(batches) == 1:
+            found = read(batches[0])
+            yield from ((tag, found[tag]) for tag in batches[0] if found.get(tag))
+            return
+        # The next batch is fetched while this one is decoded: with the fast loader it comes
+        # from another process.
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            coming = pool.submit(read, batches[0]) if batches else None
+            for place, batch in enumerate(batches, start=1):
+                found = coming.result() if coming is not None else {}
+                coming = pool.submit(read, batches[place]) if place < len(batches) else None
+                yield from ((tag, found[tag]) for tag in batch if found.get(tag))
 
 
 def _number(tag: str, place: int) -> int:
