@@ -53,6 +53,7 @@ class FitSession:
             sample_every=settings.sample_every,
             ring=settings.check_every + 2 * self._per_call,
             dense=2 * settings.policy.patience,
+            skip_non_finite=settings.skip_non_finite,
             jit_compile=bool(getattr(model, "jit_compile", False)),
         )
         tap = None

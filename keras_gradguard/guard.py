@@ -34,7 +34,8 @@ class GradientGuard(keras.callbacks.Callback):
             so many steps late in graph mode, at once in eager mode. Defaults to 10.
         histograms: Write gradient histograms. Defaults to True.
         skip_non_finite: Leave weights and optimizer state as they were on a step whose
-            gradients hold a NaN or Inf. Defaults to False.
+            gradients hold a NaN or Inf; the first is reported as a warning, all are counted
+            in ``guard.steps_skipped``. Defaults to False.
         diagnose: Look for the cause of what is found. Defaults to True.
         on_finding: Called with each :class:`Finding` that is reported, before it raises or
             warns. Defaults to None.
@@ -94,6 +95,11 @@ class GradientGuard(keras.callbacks.Callback):
     def steps_seen(self) -> int:
         """Optimizer steps recorded in this run, over all optimizers."""
         return sum(s.observer.run.steps_seen for s in self._sessions)
+
+    @property
+    def steps_skipped(self) -> int:
+        """Steps of this run that were left out for a NaN or Inf in a gradient."""
+        return sum(s.observer.run.steps_skipped for s in self._sessions)
 
     def _writer(self) -> Writer | None:
         if self.settings.log_dir is None:

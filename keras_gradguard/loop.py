@@ -52,6 +52,7 @@ class LoopSession:
             sample_every=settings.sample_every,
             ring=4 * settings.check_every,
             dense=2 * settings.policy.patience,
+            skip_non_finite=settings.skip_non_finite,
         )
         self.explainer = Explainer(
             settings,

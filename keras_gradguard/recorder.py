@@ -76,6 +76,7 @@ class Recorder:
     keep_samples: int = 32
     seen: int = 0
     lost: int = 0
+    skipped: int = 0
     first_loss: float | None = None
     _rows: list[Row] = field(default_factory=list)
     _samples: list[Sample] = field(default_factory=list)
@@ -113,6 +114,7 @@ class Recorder:
             self.table = table
         self.seen += len(rows) + lost
         self.lost += lost
+        self.skipped += sum(r.skipped for r in rows)
         if rows:
             norms = np.stack([r.norm for r in rows])
             finite = np.where(np.isfinite(norms), norms, np.float32(0))

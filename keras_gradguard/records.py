@@ -92,10 +92,12 @@ class Table:
         optimizer: Name of the optimizer (or ``"check"`` for hand-delivered gradients).
         variables: One entry a column.
         none: Indices of columns whose gradient is None in the current trace.
+        skips: The guard itself leaves out steps with a NaN or Inf (``skip_non_finite``).
         judged: The rules apply. False for what is only recorded, such as probes.
     """
 
     optimizer: str
     variables: tuple[VariableInfo, ...]
     none: frozenset[int] = frozenset()
+    skips: bool = False
     judged: bool = True

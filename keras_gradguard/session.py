@@ -88,6 +88,11 @@ class Run:
         """Optimizer steps recorded, over all channels."""
         return sum(r.seen for r in self.recorders.values() if r.table.judged)
 
+    @property
+    def steps_skipped(self) -> int:
+        """Steps left out for a NaN or Inf, by the guard or by a loss-scale optimizer."""
+        return sum(r.skipped for r in self.recorders.values() if r.table.judged)
+
     def recorder(self, channel: Channel) -> Recorder:
         """Return the recorder of a channel, made on first sight."""
         found = self.recorders.get(id(channel))

@@ -42,6 +42,8 @@ def non_finite(history: History, policy: Policy) -> tuple[Finding, ...]:
         return (persistent,)
     for row in new:
         if history.skipped[row]:
+            if history.table.skips and not np.isfinite(history.norm[row][mask]).all():
+                return (_left_out(history, row, mask),)
             continue
         bad = mask & ~np.isfinite(history.norm[row])
         loss_bad = history.loss_known[row] and not np.isfinite(history.loss[row])
@@ -54,6 +56,19 @@ def non_finite(history: History, policy: Policy) -> tuple[Finding, ...]:
         if broken.any():
             return (_weights(history, sample.step, broken),)
     return ()
+
+
+def _left_out(history: History, row: int, mask: np.ndarray) -> Finding:
+    """Report the first step that the guard left out; what follows is only counted."""
+    bad = mask & ~np.isfinite(history.norm[row])
+    loss_bad = history.loss_known[row] and not np.isfinite(history.loss[row])
+    finding = _gradient(history, row, bad, bool(loss_bad))
+    return finding.replace(
+        severity="warn",
+        summary=f"NaN or Inf in the gradient of {_few(history, [int(i) for i in np.flatnonzero(bad)])} at step "
+        f"{int(history.step[row])}. The step was left out (skip_non_finite): weights and "
+        "optimizer are as they were.",
+    )
 
 
 def _gradient(history: History, row: int, bad: np.ndarray, loss_bad: bool) -> Finding:
@@ -153,6 +168,12 @@ def _skipping(history: History, policy: Policy) -> Finding | None:
     mask = history.present & ~np.isfinite(history.norm[row])
     columns = [int(i) for i in np.flatnonzero(mask)]
     scale = float(history.scale[row])
+    if history.table.skips:
+        return _gradient(history, row, mask, False).replace(
+            first_step=int(history.step[row - run + 1]),
+            summary=f"The last {run} steps were all left out (skip_non_finite), for NaN or Inf in "
+            "the gradients. Nothing is being learned.",
+        )
     return Finding(
         symptom="non_finite",
         summary=f"The loss-scale optimizer skipped the last {run} steps: the gradients hold NaN "

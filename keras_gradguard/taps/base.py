@@ -16,6 +16,7 @@ class Cadence:
         sample_every: Full statistics every so many optimizer steps.
         ring: Sentinel rows kept on the device; at least the steps between two reads.
         dense: Number of steps at the start that are all sampled.
+        skip_non_finite: Steps whose gradients hold a NaN or Inf are left out by the guard.
         jit_compile: The step is compiled by XLA, which needs equal shapes on both
             branches of a condition.
     """
@@ -24,6 +25,7 @@ class Cadence:
     ring: int = 16
     dense: int = 10
     jit_compile: bool = False
+    skip_non_finite: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

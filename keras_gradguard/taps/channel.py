@@ -68,7 +68,11 @@ class TensorFlowChannel:
     def table(self) -> Table:
         """The columns, with those whose gradient was None in the latest trace."""
         return Table(
-            optimizer=self._name, variables=self._infos, none=self._none, judged=self._judged
+            optimizer=self._name,
+            variables=self._infos,
+            none=self._none,
+            skips=self.cadence.skip_non_finite,
+            judged=self._judged,
         )
 
     @property
@@ -216,9 +220,9 @@ class TensorFlowChannel:
         norm = np.sqrt(2.0 * np.asarray(half_squares, np.float64)) / scale
         norm = norm.astype(np.float32)
         skipped = bool(
-            self.optimizer is not None
-            and optimizers.scales_loss(self.optimizer)
-            and not np.all(np.isfinite(norm))
+            not np.all(np.isfinite(norm))
+            and self.optimizer is not None
+            and (self.cadence.skip_non_finite or optimizers.scales_loss(self.optimizer))
         )
         if self._none:
             norm[list(self._none)] = np.nan
