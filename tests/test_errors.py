@@ -47,7 +47,9 @@ def test_errors_pickle(symptom, protocol):
     assert str(back) == str(error)
 
 
-@pytest.mark.parametrize("content", [finding(), "Nothing is being watched."], ids=["finding", "text"])
+@pytest.mark.parametrize(
+    "content", [finding(), "Nothing is being watched."], ids=["finding", "text"]
+)
 def test_warnings_pickle_and_speak(content):
     warning = GradientGuardWarning(content)
     back = pickle.loads(pickle.dumps(warning))

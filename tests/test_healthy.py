@@ -1,4 +1,4 @@
-"""Healthy trainings that look faulty: the guard raises nothing, warns about nothing, says nothing."""
+"""Healthy trainings that look faulty: nothing is raised and nothing is warned about."""
 
 import warnings
 
@@ -88,7 +88,9 @@ def batchnorm_in_inference_mode(rng):
 def output_declared_unused(rng):
     inputs = keras.Input((6,))
     h = layers.Dense(8, activation="relu")(inputs)
-    model = keras.Model(inputs, {"y": layers.Dense(1, name="y")(h), "z": layers.Dense(2, name="z")(h)})
+    model = keras.Model(
+        inputs, {"y": layers.Dense(1, name="y")(h), "z": layers.Dense(2, name="z")(h)}
+    )
     x, y = regression(rng)
     return case(model, (x, {"y": y}), loss={"y": "mse", "z": None})
 
@@ -597,15 +599,11 @@ def gan_step(generator, discriminator, g_optimizer, d_optimizer):
             d_loss = bce(tf.ones((16, 1)), discriminator(real))
             d_loss += bce(tf.zeros((16, 1)), discriminator(fake))
         variables = discriminator.trainable_variables
-        d_optimizer.apply_gradients(
-            zip(tape.gradient(d_loss, variables), variables, strict=True)
-        )
+        d_optimizer.apply_gradients(zip(tape.gradient(d_loss, variables), variables, strict=True))
         with tf.GradientTape() as tape:
             g_loss = bce(tf.ones((16, 1)), discriminator(generator(noise)))
         variables = generator.trainable_variables
-        g_optimizer.apply_gradients(
-            zip(tape.gradient(g_loss, variables), variables, strict=True)
-        )
+        g_optimizer.apply_gradients(zip(tape.gradient(g_loss, variables), variables, strict=True))
         return d_loss + g_loss
 
     return step

@@ -232,7 +232,7 @@ def traces_of_a_guard(model, optimizer):
     )
 
 
-class Boom(Exception):
+class BoomError(Exception):
     """Raised by the user's own code."""
 
 
@@ -242,7 +242,12 @@ def test_nothing_is_left_behind(way, mode):
     model, opt = built(bias=-100.0 if way == "guard" else 3.0)
     step, guard = compiled_as(plain_step(model, opt), mode), watcher()
     before = traces_of_a_guard(model, opt)
-    error = {"normally": (), "user": Boom, "interrupt": KeyboardInterrupt, "guard": GradientGuardError}
+    error = {
+        "normally": (),
+        "user": BoomError,
+        "interrupt": KeyboardInterrupt,
+        "guard": GradientGuardError,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("error", GradientGuardWarning)
         try:
@@ -251,9 +256,8 @@ def test_nothing_is_left_behind(way, mode):
                     guard.step(step(*batch))
                     if i == 3 and way in ("user", "interrupt"):
                         raise error[way]
-        except error[way] as caught:
+        except error[way]:
             assert way != "normally"
-            assert isinstance(caught, error[way])
         else:
             assert way == "normally"
     assert traces_of_a_guard(model, opt) == before
@@ -264,10 +268,10 @@ def test_nothing_is_left_behind(way, mode):
 def test_the_users_own_exception_is_not_replaced_by_a_finding():
     model, opt = built(bias=-100.0)
     step, guard = tf.function(plain_step(model, opt)), watcher(check_every=1000)
-    with pytest.raises(Boom), guard.watch(model, opt):
+    with pytest.raises(BoomError), guard.watch(model, opt):
         for batch in data(8):
             guard.step(step(*batch))
-        raise Boom
+        raise BoomError
 
 
 def test_a_second_watch_starts_anew():
@@ -427,7 +431,9 @@ def test_variables_of_ones_own_in_every_step_are_no_such_layer():
 def test_a_gan_with_two_optimizers(mode):
     keras.utils.set_random_seed(0)
     generator = keras.Sequential([keras.Input((3,)), layers.Dense(4)], name="gen")
-    judge = keras.Sequential([keras.Input((4,)), layers.Dense(5, activation="tanh"), layers.Dense(1)], name="judge")
+    judge = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(5, activation="tanh"), layers.Dense(1)], name="judge"
+    )
     g_opt, d_opt = keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01)
     g_opt.build(generator.trainable_variables)
     d_opt.build(judge.trainable_variables)
@@ -546,14 +552,18 @@ def gradients(model, x, y):
     return tape.gradient(loss, model.trainable_variables), loss
 
 
-@pytest.mark.parametrize("as_number", [float, np.float32, np.array, tf.constant], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "as_number", [float, np.float32, np.array, tf.constant], ids=lambda f: f.__name__
+)
 def test_check_without_watch_takes_any_loss(as_number):
     model = mlp(bias=-100.0)
     guard = watcher()
     with pytest.raises(ZeroGradientError) as caught:
         for i, (x, y) in enumerate(data()):
             grads, loss = gradients(model, x, y)
-            guard.check(grads, model.trainable_variables, loss=as_number(loss.numpy()), step=100 + i)
+            guard.check(
+                grads, model.trainable_variables, loss=as_number(loss.numpy()), step=100 + i
+            )
     assert caught.value.finding.step == 104
 
 
@@ -616,6 +626,35 @@ def test_check_beside_watch_counts_once():
     assert guard.findings == ()
 
 
+@pytest.mark.parametrize("way", ["never", "another model"])
+def test_check_beside_watch_sees_what_happens_to_the_gradients(way):
+    old, opt = built(bias=3.0)
+    model = keras.models.clone_model(old)
+    guard = watcher()
+    with pytest.raises(ZeroUpdateError) as caught, guard.watch(model, opt):
+        for x, y in data():
+            grads, loss = gradients(model, x, y)
+            guard.check(grads, model.trainable_variables, loss=loss)
+            if way == "another model":
+                opt.apply(grads)
+    causes = {"never": "apply_missing", "another model": "optimizer_built_for_other_variables"}
+    assert caught.value.finding.cause == causes[way]
+
+
+def test_check_beside_watch_with_updates_by_hand_says_nothing(recwarn):
+    model, opt = built(bias=3.0)
+    guard = watcher()
+    with guard.watch(model, opt):
+        for x, y in data():
+            grads, loss = gradients(model, x, y)
+            guard.check(grads, model.trainable_variables, loss=loss)
+            for g, v in zip(grads, model.trainable_variables, strict=True):
+                v.assign_sub(0.01 * g)
+            guard.step(loss)
+    assert guard.findings == ()
+    assert not [w for w in recwarn if issubclass(w.category, GradientGuardWarning)]
+
+
 # ------------------------------------------------------------------ wrong arguments
 
 
@@ -630,7 +669,15 @@ def test_check_beside_watch_counts_once():
         (lambda g, m, o: g.watch(None, None), ValueError, "model"),
         (lambda g, m, o: g.watch([], o), ValueError, "model"),
     ],
-    ids=["text optimizer", "text model", "no optimizer", "None in list", "swapped", "nothing", "no model"],
+    ids=[
+        "text optimizer",
+        "text model",
+        "no optimizer",
+        "None in list",
+        "swapped",
+        "nothing",
+        "no model",
+    ],
 )
 def test_watch_names_what_is_wrong(call, error, named):
     model, opt = built()
@@ -648,7 +695,7 @@ def test_check_wants_pairs(grads, variables):
 
 
 def test_step_outside_of_everything():
-    with pytest.raises(RuntimeError, match="guard.watch"):
+    with pytest.raises(RuntimeError, match=r"guard\.watch"):
         watcher().step()
 
 

@@ -66,9 +66,7 @@ def test_against_a_recorder_that_keeps_everything(found, keep_rows, keep_samples
     for t, row in enumerate(kept):
         np.testing.assert_array_equal(history.norm[t], row.norm)
         assert history.loss_known[t] == (row.loss is not None)
-        np.testing.assert_array_equal(
-            history.loss[t], np.nan if row.loss is None else row.loss
-        )
+        np.testing.assert_array_equal(history.loss[t], np.nan if row.loss is None else row.loss)
         assert (history.due[t], history.skipped[t]) == (row.update_due, row.skipped)
         assert history.scale[t] == row.scale
     assert history.new == min(len(rows) - judged, len(kept))

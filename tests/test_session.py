@@ -47,7 +47,9 @@ class FakeWriter:
 
 
 def rows(start, stop, norm=1.0, loss=1.0):
-    return tuple(Row(step=i, norm=np.full(2, norm, np.float32), loss=loss) for i in range(start, stop))
+    return tuple(
+        Row(step=i, norm=np.full(2, norm, np.float32), loss=loss) for i in range(start, stop)
+    )
 
 
 def found(**changes):
@@ -149,7 +151,8 @@ def test_samples_that_come_one_row_late_are_judged():
     """As in eager mode: the update of a step is known when the step is over."""
     run = Run(Policy(patience=3))
     readings = [
-        Reading(rows=rows(i, i + 1), samples=(sample(i - 1, [0, 0]),) if i else ()) for i in range(9)
+        Reading(rows=rows(i, i + 1), samples=(sample(i - 1, [0, 0]),) if i else ())
+        for i in range(9)
     ]
     channel = FakeChannel(*readings)
     taken = 0

@@ -1,6 +1,5 @@
 """The guard's arguments: each wrong one is named, with what was received."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def test_wrong_arguments_are_named(make, kwargs, error):
 
 
 def test_paths_become_text():
-    assert Settings(log_dir=Path("a") / "b").log_dir == os.path.join("a", "b")
+    assert Settings(log_dir=Path("a") / "b").log_dir == str(Path("a", "b"))
     assert Settings(log_dir=None).log_dir is None
 
 

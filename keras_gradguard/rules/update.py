@@ -6,8 +6,8 @@ import numpy as np
 
 from keras_gradguard.findings import Cause, Evidence, Finding
 from keras_gradguard.policy import Policy
-from keras_gradguard.records import Sample
 from keras_gradguard.recorder import History
+from keras_gradguard.records import Sample
 from keras_gradguard.rules import common
 
 # A gradient this far below its own peak, or below the others, may vanish in the weights'

@@ -8,7 +8,7 @@ from keras import layers
 
 META = dict(
     id="209", kind="fit", expected="zero_gradient", root_cause="zero_class_weight",
-    where="data", severity="raise", fatal_by_step=8,
+    where="class_weight,data", severity="raise", fatal_by_step=8,
 )
 
 

@@ -30,7 +30,10 @@ def test_where(none, ignore, expected):
     assert ("None of the 3" in finding.summary) == (len(none) == 3)
 
 
-@pytest.mark.parametrize(("dtype", "cause"), [("int32", "integer_variable"), ("uint8", "integer_variable"), ("float32", "unknown")])
+@pytest.mark.parametrize(
+    ("dtype", "cause"),
+    [("int32", "integer_variable"), ("uint8", "integer_variable"), ("float32", "unknown")],
+)
 def test_integers_explain_themselves(dtype, cause):
     import dataclasses
 

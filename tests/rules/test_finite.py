@@ -49,7 +49,9 @@ def counted(bad=0, good=9):
             id="NaN never comes from overflow",
         ),
         pytest.param(
-            history([[1, 1]], samples=[sample(0, [1, 1], weight=NAN)]), (0, ("v0", "v1")), id="weights"
+            history([[1, 1]], samples=[sample(0, [1, 1], weight=NAN)]),
+            (0, ("v0", "v1")),
+            id="weights",
         ),
         pytest.param(
             history([[1, 1]], samples=[sample(0, [NAN, NAN], weight=NAN)]), None, id="not measured"
@@ -59,9 +61,7 @@ def counted(bad=0, good=9):
             None,
             id="one step skipped",
         ),
-        pytest.param(
-            history([[INF, 1]] * 3, skipped=True, scale=8.0), None, id="scale search"
-        ),
+        pytest.param(history([[INF, 1]] * 3, skipped=True, scale=8.0), None, id="scale search"),
         pytest.param(
             history([[1, 1], *[[INF, 1]] * 4], skipped=[False] + [True] * 4, scale=8.0),
             (4, ("v0",)),

@@ -34,7 +34,9 @@ GROWING = 10.0 ** np.arange(12)[:, None] * np.ones((1, 2))
             None,
             id="a jump that does not go on",
         ),
-        pytest.param(1.5 ** np.arange(60)[:, None] * np.ones((1, 2)), 1.5 ** np.arange(60), 25, id="slow"),
+        pytest.param(
+            1.5 ** np.arange(60)[:, None] * np.ones((1, 2)), 1.5 ** np.arange(60), 25, id="slow"
+        ),
         pytest.param(np.zeros((12, 2)), 1.0, None, id="zero"),
     ],
 )

@@ -17,7 +17,9 @@ def made(updates, norms=None, *, rate=0.01, every=1, **kwargs):
     """Return a history of ``updates`` ``[S, V]``, sampled every so many steps."""
     updates = np.asarray(updates, np.float32)
     rates = rate if isinstance(rate, list) else [rate] * len(updates)
-    samples = [sample(every * i, u, rate=r) for i, (u, r) in enumerate(zip(updates, rates, strict=True))]
+    samples = [
+        sample(every * i, u, rate=r) for i, (u, r) in enumerate(zip(updates, rates, strict=True))
+    ]
     steps = every * (len(updates) - 1) + 1
     norms = np.ones((steps, updates.shape[1])) if norms is None else norms
     return history(norms, samples=samples, **kwargs)

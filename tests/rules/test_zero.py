@@ -27,7 +27,9 @@ def only(finding):
         pytest.param(history(model_zero(2)), None, id="not yet"),
         pytest.param(history(model_zero(3)), (2, 0, "raise"), id="patience"),
         pytest.param(history(model_zero(9)), (2, 0, "raise"), id="certain at the third"),
-        pytest.param(history([[1, 1], [0, 0], [0, 0], [0, 0]]), (3, 1, "raise"), id="after a start"),
+        pytest.param(
+            history([[1, 1], [0, 0], [0, 0], [0, 0]]), (3, 1, "raise"), id="after a start"
+        ),
         pytest.param(history([[0, 0], [0, 0], [1, 0], [0, 0]]), None, id="interrupted"),
         pytest.param(history(model_zero(9), loss=None), (2, 0, "warn"), id="loss unknown"),
         pytest.param(history(model_zero(9), due=False), None, id="no update due"),
@@ -51,7 +53,9 @@ def only(finding):
         pytest.param(history(model_zero(9), new=2), (7, 0, "raise"), id="still so"),
         pytest.param(history(model_zero(9), new=7), (2, 0, "raise"), id="first new row"),
         pytest.param(
-            history(model_zero(9), columns=table("a/kernel", "a/bias", none=(0, 1))), None, id="all None"
+            history(model_zero(9), columns=table("a/kernel", "a/bias", none=(0, 1))),
+            None,
+            id="all None",
         ),
         pytest.param(
             history(model_zero(9), columns=table("a/kernel", "a/bias", none=(0,))),
@@ -217,8 +221,14 @@ def test_reading_in_pieces_finds_the_same(rows, cut):
                "skipped": [r[4] for r in part]} for part in (rows, rows[:cut])]  # fmt: skip
     at_once = zero_gradient(history(norms, **kwargs[0]), POLICY)
     first = zero_gradient(history(norms[:cut], **kwargs[1]), POLICY)
-    late = zero_gradient(history(norms, new=len(rows) - cut, **kwargs[0]), POLICY) if cut < len(rows) else ()
+    late = (
+        zero_gradient(history(norms, new=len(rows) - cut, **kwargs[0]), POLICY)
+        if cut < len(rows)
+        else ()
+    )
     whole = [f for f in at_once if f.severity != "info" and "Every gradient" in f.summary]
-    if whole and not any("loss_zero_from_start" in {e.name for e in f.evidence} for f in (*first, *whole)):
+    if whole and not any(
+        "loss_zero_from_start" in {e.name for e in f.evidence} for f in (*first, *whole)
+    ):
         steps = {f.step for f in (*first, *late) if "Every gradient" in f.summary}
         assert whole[0].step in steps

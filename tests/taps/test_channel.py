@@ -14,7 +14,9 @@ MODES = ["eager", "graph", "xla"]
 
 def variables(*shapes, dtype="float32"):
     rng = np.random.default_rng(0)
-    return [keras.Variable(rng.normal(size=s).astype(dtype), name=f"v{i}") for i, s in enumerate(shapes)]
+    return [
+        keras.Variable(rng.normal(size=s).astype(dtype), name=f"v{i}") for i, s in enumerate(shapes)
+    ]
 
 
 class Bench:
@@ -24,7 +26,13 @@ class Bench:
         self.optimizer, self.targets = optimizer, targets
         if build:
             optimizer.build(targets)
-        cadence = {"sample_every": 3, "ring": 8, "dense": 0, "jit_compile": mode == "xla", **cadence}
+        cadence = {
+            "sample_every": 3,
+            "ring": 8,
+            "dense": 0,
+            "jit_compile": mode == "xla",
+            **cadence,
+        }
         self.tap = TensorFlowTap(Cadence(**cadence))
 
         def step(grads):
@@ -41,7 +49,10 @@ class Bench:
                 self.step([tf.constant(g) for g in grads])
                 after = [np.array(v, "float64") for v in self.targets]
                 moved.append(
-                    [[np.linalg.norm(a - b), np.linalg.norm(b)] for a, b in zip(after, before, strict=True)]
+                    [
+                        [np.linalg.norm(a - b), np.linalg.norm(b)]
+                        for a, b in zip(after, before, strict=True)
+                    ]
                 )
         return moved
 
@@ -111,7 +122,9 @@ def test_reading_in_pieces_gives_every_row_once(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_first_steps_are_sampled_densely_and_on_request(mode):
-    bench = Bench(keras.optimizers.SGD(0.1), variables((2,)), mode, dense=2, ring=20, sample_every=7)
+    bench = Bench(
+        keras.optimizers.SGD(0.1), variables((2,)), mode, dense=2, ring=20, sample_every=7
+    )
     bench.run(random_steps(4, (2,)))
     bench.channel.sample_next(2)
     bench.run(random_steps(5, (2,)))
