@@ -167,6 +167,7 @@ def test_every_public_name_has_an_api_entry(module):
     assert public <= known | {"__version__"}
 
 
+@pytest.mark.filterwarnings("default::keras_gradguard.errors.GradientGuardWarning")
 def test_the_error_in_the_readme_is_a_real_one(elsewhere):
     """It says what the program above it says; numbers may differ from machine to machine."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
