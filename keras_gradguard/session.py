@@ -72,7 +72,7 @@ class Run:
         self._explain = explain
         self._on_finding = on_finding
         self._sample_every = sample_every
-        self._known: set[tuple[str, tuple[str, ...]]] = set()
+        self._known: set[tuple[str, str, tuple[str, ...]]] = set()
 
     @property
     def writer(self) -> Writer | None:
@@ -145,7 +145,7 @@ class Run:
         """
         if self.policy.action(finding) == "ignore":
             return
-        key = (finding.symptom, finding.where)
+        key = (finding.symptom, finding.severity, finding.where)
         if key in self._known:
             return
         self._known.add(key)

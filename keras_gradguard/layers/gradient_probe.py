@@ -133,4 +133,6 @@ def find_probes(model: keras.Model) -> list[GradientProbe]:
 
 
 def _layers_in(root: Any) -> list[Any]:
-    return list(root._flatten_layers(include_self=True, recursive=True))
+    flatten = getattr(root, "_flatten_layers", None)
+    # A tf.Module holds no Keras layers that could be asked.
+    return [] if flatten is None else list(flatten(include_self=True, recursive=True))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from keras_gradguard.records import Row, Sample, Table, VariableInfo
 from keras_gradguard.taps import numbers, optimizers
@@ -217,8 +218,9 @@ class TensorFlowChannel:
         return lost
 
     def _row(self, step: int, half_squares: Any, loss: float | None, scale: float) -> Row:
-        norm = np.sqrt(2.0 * np.asarray(half_squares, np.float64)) / scale
-        norm = norm.astype(np.float32)
+        norm: NDArray[np.float32] = (
+            np.sqrt(2.0 * np.asarray(half_squares, np.float64)) / scale
+        ).astype(np.float32)
         skipped = bool(
             not np.all(np.isfinite(norm))
             and self.optimizer is not None

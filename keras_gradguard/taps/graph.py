@@ -128,10 +128,10 @@ class GraphStep:
 
 def compiling_with_xla() -> bool:
     """Return True while a function with ``jit_compile=True`` is being traced on this thread."""
-    frame = sys._getframe(1)
+    frame: Any = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if owner is not None and getattr(owner, "_jit_compile", None) is True:
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
