@@ -33,6 +33,8 @@ class GradientGuard(keras.callbacks.Callback):
         check_every: Steps between two looks at the recorded numbers; a fault raises at most
             so many steps late in graph mode, at once in eager mode. Defaults to 10.
         histograms: Write gradient histograms. Defaults to True.
+        images: Also write a picture of the gradient flow for the Images tab with each sample.
+            Defaults to False.
         skip_non_finite: Leave weights and optimizer state as they were on a step whose
             gradients hold a NaN or Inf; the first is reported as a warning, all are counted
             in ``guard.steps_skipped``. Defaults to False.
@@ -65,6 +67,7 @@ class GradientGuard(keras.callbacks.Callback):
         sample_every: int = 50,
         check_every: int = 10,
         histograms: bool = True,
+        images: bool = False,
         skip_non_finite: bool = False,
         diagnose: bool = True,
         on_finding: Callable[[Finding], None] | None = None,
@@ -76,6 +79,7 @@ class GradientGuard(keras.callbacks.Callback):
             sample_every=sample_every,
             check_every=check_every,
             histograms=histograms,
+            images=images,
             skip_non_finite=skip_non_finite,
             diagnose=diagnose,
             on_finding=on_finding,
@@ -107,7 +111,10 @@ class GradientGuard(keras.callbacks.Callback):
         # TensorBoard is imported when something is to be written, not with the package.
         from keras_gradguard.tensorboard.events import EventWriter
 
-        return EventWriter(self.settings.log_dir, histograms=self.settings.histograms)
+        settings = self.settings
+        return EventWriter(
+            settings.log_dir, histograms=settings.histograms, images=settings.images
+        )
 
     # ------------------------------------------------------------------ fit
 

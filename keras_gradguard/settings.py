@@ -25,6 +25,7 @@ class Settings:
     sample_every: int = 50
     check_every: int = 10
     histograms: bool = True
+    images: bool = False
     skip_non_finite: bool = False
     diagnose: bool = True
     on_finding: Callable[[Finding], None] | None = None

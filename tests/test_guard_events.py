@@ -219,3 +219,16 @@ def test_the_step_of_a_restored_optimizer_goes_on(tmp_path):
     tag = next(t for t in read(tmp_path / "gradguard") if t.startswith("gradient_norm/"))
     assert sorted(read(tmp_path / "gradguard")[tag]) == [9, 10, 11]
     assert tf.executing_eagerly()
+
+
+def test_a_picture_of_the_gradient_flow_comes_on_request(tmp_path):
+    pictures = {}
+    for images in (False, True):
+        train("mlp", adam, [GradientGuard(tmp_path / str(images), images=images)], epochs=1)
+        events = read(tmp_path / str(images) / "gradguard")
+        pictures[images] = [
+            v for points in events.values() for v in points.values()
+            if v.dtype == object and any(b"\x89PNG" in item for item in np.ravel(v))
+        ]  # fmt: skip
+    assert not pictures[False]
+    assert pictures[True]
