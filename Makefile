@@ -89,10 +89,6 @@ bench-quick: $(VENV)/.dev ## The benchmarks that take a minute
 matrix: $(VENV)/.made ## The tests on the oldest and newest versions, on every Python at hand
 	UV=$(UV) bash tests/matrix.sh
 
-.PHONY: soak
-soak: $(VENV)/.dev ## Many random configurations, guarded against plain
-	$(PY) -m tests.soak
-
 .PHONY: clean
 clean: ## Remove everything that the other targets made
 	rm -rf $(VENV) dist site logs .pytest_cache .mypy_cache .ruff_cache .hypothesis
