@@ -59,7 +59,7 @@ def serving(
         "from tests.tensorboard import server; import sys; server.main(sys.argv[1:])",
         *([] if tensorflow else ["--without-tensorflow"]),
         "--logdir",
-        str(log_dir),
+        log_dir.name,  # relative: TensorBoard shows it, and pictures go into the docs
         "--port",
         str(port),
         "--host",
@@ -79,7 +79,9 @@ def serving(
     }
     log = log_dir.parent / f"server_{port}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, cwd=log_dir.parent, env=environment, stdout=output, stderr=output
+        )
     address = f"http://127.0.0.1:{port}{prefix}"
     try:
         deadline = time.monotonic() + 120
