@@ -51,7 +51,8 @@ class FitSession:
         self._per_call = max(1, int(getattr(model, "steps_per_execution", 1) or 1))
         cadence = Cadence(
             sample_every=settings.sample_every,
-            ring=settings.check_every + 2 * self._per_call,
+            # A hand-written train_step may update several times.
+            ring=4 * (settings.check_every + 2 * self._per_call),
             dense=2 * settings.policy.patience,
             skip_non_finite=settings.skip_non_finite,
             jit_compile=bool(getattr(model, "jit_compile", False)),
