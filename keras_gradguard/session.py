@@ -155,6 +155,10 @@ class Run:
             # The place of the cause is where the user has to look; what it does to, comes after.
             places = dict.fromkeys((*finding.causes[0].where, *finding.where))
             finding = finding.replace(where=tuple(places))
+        if finding.severity == "info" and not finding.causes:
+            # Nothing confirmed it, or it was recognised as healthy: there is nothing to tell.
+            logger.debug("%s", finding.message)
+            return
         action = self.policy.action(finding)
         self.findings.append(finding)
         if self.writer is not None:

@@ -23,6 +23,9 @@ _FOLLOW = blame.PASSES | {
     "Neg", "Sum", "Mean", "AvgPool", "MaxPool", "AvgPool3D", "MaxPool3D", "Prod", "Max", "Min",
     "Square", "Abs", "Sqrt", "SpaceToBatchND", "BatchToSpaceND", "Tanh", "ReverseV2",
 }  # fmt: skip
+_SLICES = frozenset({"StridedSlice", "Slice", "GatherV2", "GatherNd", "Split", "SplitV", "Unpack"})
+# Far above the smallest float16 number: a smaller product may be 0 by underflow.
+_NOT_UNDERFLOW = 1e-3
 _CHOOSERS = blame.CHOICES | {
     "OneHot", "TopKV2", "ScatterNd", "TensorScatterUpdate", "Where", "ArgMax", "Floor", "Round",
     "Sign", "Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "LogicalAnd",
@@ -388,7 +391,12 @@ class Judge:
                 continue
             if not floats:
                 return ZeroSource(kind="unknown", op=op)
+            if op.type in _SLICES and not zero:
+                # The part that was taken is 0, the whole is not: what was chosen lies elsewhere.
+                return self._chooser(op)
             if op.type in blame.PRODUCTS and not zero:
+                if self._excluding(op):
+                    return self._chooser(op)
                 return ZeroSource(kind="unknown", op=op)
             if op.type in ("Sub", "AddV2", "BiasAdd", "AddN", "RealDiv") and not zero:
                 return ZeroSource(kind="cancel", op=op)
@@ -419,6 +427,11 @@ class Judge:
         if self._is_random(value):
             return ZeroSource(kind="random", op=op)
         return ZeroSource(kind="mask", op=op)
+
+    def _excluding(self, op: Op) -> bool:
+        """Return True for a product that is 0 although neither factor is small: a mask at work."""
+        tops = [max(map(abs, self.ranges.get(v, (0.0, 0.0)))) for v in op.inputs if v.is_float]
+        return op.type == "Mul" and len(tops) == 2 and tops[0] * tops[1] > _NOT_UNDERFLOW
 
     def _chooser(self, op: Op) -> ZeroSource:
         if any(self._is_random(v) for v in op.inputs):
