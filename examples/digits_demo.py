@@ -65,9 +65,7 @@ def train_autoencoder(log_dir, steps=100):
     optimizer = keras.optimizers.Adam(0.3)
 
     def loss_fn(target, output):
-        return tf.reduce_mean(
-            tf.nn.sigmoid_cross_entropy_with_logits(labels=target, logits=output)
-        )
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=target, logits=output))
 
     guard = GradientGuard(log_dir=log_dir)
     with guard.watch(model, optimizer, loss=loss_fn):

@@ -35,9 +35,7 @@ def faulty(steps=60):
     optimizer = keras.optimizers.Adam(0.3)
 
     def loss_fn(target, output):
-        return tf.reduce_mean(
-            tf.nn.sigmoid_cross_entropy_with_logits(labels=target, logits=output)
-        )
+        return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=target, logits=output))
 
     guard = GradientGuard(log_dir=None)
     try:

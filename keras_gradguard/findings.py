@@ -283,7 +283,10 @@ def render(finding: Finding) -> str:
         Several lines: the symptom, then ``what``, ``where``, ``why`` (best causes
         with their evidence), ``fix``. Wide names are never cut.
     """
-    lines = [f"{SYMPTOMS[finding.symptom].title}{_steps(finding)}", *_paragraph("what", finding.summary)]
+    lines = [
+        f"{SYMPTOMS[finding.symptom].title}{_steps(finding)}",
+        *_paragraph("what", finding.summary),
+    ]
     source = f"  ({finding.source})" if finding.source else ""
     if finding.where or source:
         lines += _paragraph("where", _listed(finding.where) + source)

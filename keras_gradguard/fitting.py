@@ -8,7 +8,13 @@ from typing import Any
 from keras_gradguard.explaining import Explainer
 from keras_gradguard.findings import Finding
 from keras_gradguard.layers import logits_mismatch
-from keras_gradguard.observer import Observer, StillWeights, apply_missing, nothing_trainable, unfit_loss
+from keras_gradguard.observer import (
+    Observer,
+    StillWeights,
+    apply_missing,
+    nothing_trainable,
+    unfit_loss,
+)
 from keras_gradguard.session import Writer
 from keras_gradguard.settings import Settings
 from keras_gradguard.taps import optimizers, replicas
@@ -90,7 +96,12 @@ class FitSession:
         """
         model = self.model
         try:
-            if has_stock_step(model) and model.built and model.weights and not model.trainable_weights:
+            if (
+                has_stock_step(model)
+                and model.built
+                and model.weights
+                and not model.trainable_weights
+            ):
                 self.observer.run.report(nothing_trainable(model))
             mismatch = logits_mismatch(model, getattr(model, "loss", None))
             if mismatch is not None:
@@ -99,7 +110,6 @@ class FitSession:
         except BaseException:
             self.finish()
             raise
-
 
     def before_batch(self) -> None:
         """Look at the steps so far when there are enough, then let the next one pass."""

@@ -112,9 +112,7 @@ class GradientGuard(keras.callbacks.Callback):
         from keras_gradguard.tensorboard.events import EventWriter
 
         settings = self.settings
-        return EventWriter(
-            settings.log_dir, histograms=settings.histograms, images=settings.images
-        )
+        return EventWriter(settings.log_dir, histograms=settings.histograms, images=settings.images)
 
     # ------------------------------------------------------------------ fit
 

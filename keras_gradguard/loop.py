@@ -19,7 +19,6 @@ from keras_gradguard.taps.losscall import LossCalls
 from keras_gradguard.taps.tensorflow import executing_eagerly as tf_executing_eagerly
 from keras_gradguard.taps.trainer import Attachment, guard_train_function
 
-
 _LISTENS = 3
 
 
@@ -214,9 +213,7 @@ class LoopSession:
             return
         if self._still.look(batches, patience - 1):
             self._told = True
-            self.observer.run.report(
-                apply_missing(batches, "train_step", self.optimizers[0])
-            )
+            self.observer.run.report(apply_missing(batches, "train_step", self.optimizers[0]))
         elif not self._checks:
             self._told = True
             self.observer.run.say(
@@ -239,8 +236,7 @@ def _checked(models: list[Any], given: list[Any]) -> list[Any]:
     for model in models:
         if not hasattr(model, "trainable_variables"):
             raise ValueError(
-                "`model` must be a Keras model (or layer), or a list of them. "
-                f"Received: {model!r}"
+                f"`model` must be a Keras model (or layer), or a list of them. Received: {model!r}"
             )
     found = given or [o for m in models for o in optimizers.of_model(m)]
     if models and not found:

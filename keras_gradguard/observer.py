@@ -62,10 +62,14 @@ class Observer:
         self.last_record: TapeRecord | None = None
         self._misdirected = MisdirectedGradients()
         self._fleeting = FleetingLayers(models)
-        self.tap = tap if tap is not None else TensorFlowTap(
-            cadence,
-            prefixes=names.automatic_prefixes(models),
-            skip_non_finite=settings.skip_non_finite,
+        self.tap = (
+            tap
+            if tap is not None
+            else TensorFlowTap(
+                cadence,
+                prefixes=names.automatic_prefixes(models),
+                skip_non_finite=settings.skip_non_finite,
+            )
         )
         self.tap.on_gradients = self._gradients
         self.tap.on_row = self._row

@@ -99,7 +99,11 @@ class Recorder:
         return tuple(self._samples)
 
     def add(
-        self, rows: Sequence[Row], samples: Sequence[Sample] = (), *, lost: int = 0,
+        self,
+        rows: Sequence[Row],
+        samples: Sequence[Sample] = (),
+        *,
+        lost: int = 0,
         table: Table | None = None,
     ) -> None:
         """Append what a reading brought.

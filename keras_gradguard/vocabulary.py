@@ -1,4 +1,4 @@
-"""The closed vocabulary of symptoms and causes: one set of words for errors, logs, JSON and docs."""
+"""The closed vocabulary of symptoms and causes, for errors, logs, JSON and docs."""
 
 from __future__ import annotations
 

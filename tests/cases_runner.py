@@ -82,4 +82,6 @@ def _watch(module, guard):
     models = [program["model"]]
     models += [m for m in program.values() if isinstance(m, keras.Model) and m is not models[0]]
     with guard.watch(models, program["optimizer"], loss=program["loss_fn"]):
-        module.run(hook=lambda step, grads, variables, loss: guard.check(grads, variables, loss=loss))
+        module.run(
+            hook=lambda step, grads, variables, loss: guard.check(grads, variables, loss=loss)
+        )

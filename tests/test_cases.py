@@ -1,4 +1,4 @@
-"""The corpus of real-life faults and healthy look-alikes: detected in time, for the right reason."""
+"""The corpus of faults and healthy look-alikes: detected in time, for the right reason."""
 
 import pytest
 

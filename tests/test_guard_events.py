@@ -105,7 +105,9 @@ def dead():
         [
             keras.Input((4,)),
             layers.Dense(3, activation="relu", name="hidden"),
-            layers.Dense(1, activation="relu", name="out", bias_initializer=keras.initializers.Constant(-9.0)),
+            layers.Dense(
+                1, activation="relu", name="out", bias_initializer=keras.initializers.Constant(-9.0)
+            ),
         ]
     )
     model.compile(adam(), "mse")

@@ -1,8 +1,8 @@
 """The guard in ``fit``: nothing left behind, traces kept, several guards and models."""
 
 import gc
-import os
 import weakref
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -33,7 +33,10 @@ def dead(loss="mse"):
             keras.Input((6,)),
             layers.Dense(4, activation="relu", name="hidden"),
             layers.Dense(
-                1, activation="relu", name="out", bias_initializer=keras.initializers.Constant(-100.0)
+                1,
+                activation="relu",
+                name="out",
+                bias_initializer=keras.initializers.Constant(-100.0),
             ),
         ]
     )
@@ -41,12 +44,12 @@ def dead(loss="mse"):
     return model
 
 
-class Boom(Exception):
+class BoomError(Exception):
     """Raised by the user's own code."""
 
 
 class Raises(keras.callbacks.Callback):
-    def __init__(self, hook, error=Boom):
+    def __init__(self, hook, error=BoomError):
         super().__init__()
         self._hook, self._error = hook, error
         setattr(self, hook, self._raise)
@@ -84,7 +87,7 @@ def fresh():
 
 
 CASES = [
-    *((hook, first, Boom) for hook in HOOKS for first in (True, False)),
+    *((hook, first, BoomError) for hook in HOOKS for first in (True, False)),
     ("on_train_batch_begin", True, KeyboardInterrupt),
     ("on_epoch_end", False, KeyboardInterrupt),
 ]
@@ -114,7 +117,7 @@ def test_nothing_is_left_after_an_error_inside_a_batch():
         def stream():
             for i in range(5):
                 if i == 3:
-                    raise Boom("data")
+                    raise BoomError("data")
                 yield x[:8], y[:8]  # noqa: B023
 
         with pytest.raises(Exception, match="data"):
@@ -183,7 +186,7 @@ def test_one_guard_many_models_keeps_no_model_alive():
         model.fit(x, y, batch_size=16, verbose=0, callbacks=[watcher])
         alive.append(weakref.ref(model))
         del model
-    handles = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    handles = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
     gc.collect()
     assert sum(r() is not None for r in alive) <= 4
     for _ in range(3):
@@ -191,7 +194,7 @@ def test_one_guard_many_models_keeps_no_model_alive():
         model.fit(x, y, batch_size=16, verbose=0, callbacks=[watcher])
         del model
     if handles:
-        assert len(os.listdir("/proc/self/fd")) <= handles + 2
+        assert len(list(Path("/proc/self/fd").iterdir())) <= handles + 2
 
 
 def test_two_guards_on_one_model_both_see_every_step():
@@ -227,7 +230,7 @@ def test_the_same_guard_inside_and_outside():
 
     plain = train("mlp", adam)
     assert_same(plain, train("mlp", adam, [shared]))
-    model, history = train("mlp", adam, [shared, TrainsAnother()])
+    model, _ = train("mlp", adam, [shared, TrainsAnother()])
     assert model.optimizer.iterations == 9
     assert "apply" not in vars(model.optimizer)
 
@@ -313,11 +316,15 @@ class Gan(keras.Model):
                 + tf.nn.softplus(self.discriminator(self.generator(z)))
             )
         variables = self.discriminator.trainable_variables
-        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, variables), variables, strict=True))
+        self.d_optimizer.apply_gradients(
+            zip(tape.gradient(d_loss, variables), variables, strict=True)
+        )
         with tf.GradientTape() as tape:
             g_loss = tf.reduce_mean(tf.nn.softplus(-self.discriminator(self.generator(z))))
         variables = self.generator.trainable_variables
-        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, variables), variables, strict=True))
+        self.g_optimizer.apply_gradients(
+            zip(tape.gradient(g_loss, variables), variables, strict=True)
+        )
         return {"d_loss": d_loss, "g_loss": g_loss}
 
 

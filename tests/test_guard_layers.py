@@ -1,4 +1,4 @@
-"""The guard and the package's own layers: probes are recorded, a loss that does not fit is refused."""
+"""The guard and the package's own layers: probes recorded, a loss that does not fit refused."""
 
 import keras
 import numpy as np
@@ -72,7 +72,9 @@ def test_a_probe_changes_no_bit():
 
 
 def logits(loss):
-    model = keras.Sequential([keras.Input((5,)), LogitsOutput(layers.Dense(1, activation="sigmoid"))])
+    model = keras.Sequential(
+        [keras.Input((5,)), LogitsOutput(layers.Dense(1, activation="sigmoid"))]
+    )
     model.compile("sgd", loss)
     return model
 
@@ -83,7 +85,7 @@ def logits(loss):
 def test_a_compiled_probability_loss_on_logits_is_refused_before_training(loss):
     model = logits(loss)
     before = [np.array(v) for v in model.variables]
-    with pytest.raises(BadContractError, match="from_logits=True|LogitsOutput") as caught:
+    with pytest.raises(BadContractError, match=r"from_logits=True|LogitsOutput") as caught:
         model.fit(X, Y, verbose=0, callbacks=[GradientGuard(log_dir=None)])
     assert caught.value.finding.cause == "missing_activation"
     for a, b in zip(before, model.variables, strict=True):

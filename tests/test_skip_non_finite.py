@@ -13,7 +13,9 @@ Y = X.sum(1, keepdims=True)
 
 def model(**kwargs):
     keras.utils.set_random_seed(3)
-    made = keras.Sequential([keras.Input((5,)), layers.Dense(4, activation="tanh"), layers.Dense(1)])
+    made = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(4, activation="tanh"), layers.Dense(1)]
+    )
     made.compile(keras.optimizers.Adam(0.01), "mse", **kwargs)
     return made
 

@@ -174,9 +174,7 @@ def _dead(s: ActivationStats, score: float, scale: Cause | None) -> Cause:
     if scale is not None:
         evidence += list(scale.evidence)
         fix = f"{scale.fix} {fix}"
-    return Cause(
-        name="dead_relu", score=score, where=(s.layer,), evidence=tuple(evidence), fix=fix
-    )
+    return Cause(name="dead_relu", score=score, where=(s.layer,), evidence=tuple(evidence), fix=fix)
 
 
 def _saturated(s: ActivationStats, score: float, scale: Cause | None) -> Cause:
@@ -317,9 +315,7 @@ def _history_norms(facts: Facts) -> dict[str, float]:
     if context.table is None or not context.rows:
         return {}
     last = context.rows[-1].norm
-    return {
-        v.layer: float(n) for v, n in zip(context.table.variables, last, strict=True) if n == n
-    }
+    return {v.layer: float(n) for v, n in zip(context.table.variables, last, strict=True) if n == n}
 
 
 def _steps(facts: Facts, name: str) -> int | None:

@@ -489,9 +489,7 @@ def _compared(target: Value, output: Value, facts: Facts) -> bool:
 
 def compared_directly(facts: Facts) -> bool:
     """Return True when the loss takes the difference of an output and its target."""
-    return any(
-        _compared(t, o, facts) for t in facts.target_values() for o in facts.outputs
-    )
+    return any(_compared(t, o, facts) for t in facts.target_values() for o in facts.outputs)
 
 
 def _root(value: Value) -> Value:

@@ -334,9 +334,7 @@ def diagnose(
     scale = work.attempt("the scale of the inputs", lambda: data.input_scale(facts.data), None)
     if scale is not None and not any(c.name == "input_scale" for f in findings for c in f.causes):
         findings.append(_scale_finding(scale))
-    return Report(
-        findings=tuple(findings), title=_title(facts), notes=(*facts.notes, *work.notes)
-    )
+    return Report(findings=tuple(findings), title=_title(facts), notes=(*facts.notes, *work.notes))
 
 
 def _title(facts: Facts) -> str:

@@ -91,6 +91,7 @@ def explain(finding: Finding, context: Context) -> Finding:
         The finding with ranked causes. Never raises: what could not be looked at is said in
         its notes.
     """
+
     def work() -> Finding:
         try:
             return explain_with(finding, _fitting(finding, _turned(context, finding)))
@@ -238,9 +239,7 @@ def _asked(facts: Facts, finding: Finding) -> list[str]:
 
 def _verdicts(facts: Facts, names: list[str], streak: int) -> list[Verdict]:
     zero = [
-        n
-        for n in names
-        if (g := facts.gradients.get(n)) is not None and g.size and not np.any(g)
+        n for n in names if (g := facts.gradients.get(n)) is not None and g.size and not np.any(g)
     ]
     if not zero:
         return []

@@ -24,7 +24,9 @@ def swapped_arguments(loss: Any, first: Any, second: Any, output: Any) -> Findin
     if first is not output or second is output:
         return None
     try:
-        as_called, other_way = (float(np.mean(loss(*args))) for args in ((first, second), (second, first)))
+        as_called, other_way = (
+            float(np.mean(loss(*args))) for args in ((first, second), (second, first))
+        )
     except (ValueError, TypeError):
         return None  # shapes that fit one way only say by themselves which way is meant
     if np.isclose(as_called, other_way, rtol=1e-5, equal_nan=True):

@@ -195,8 +195,10 @@ def try_step(
     _copy_state(source, clone, variables)
     before = [np.asarray(c) for c in copies]
     clone.apply(
-        [keras.ops.convert_to_tensor(g, dtype=c.dtype)
-         for g, c in zip(gradients, copies, strict=True)],
+        [
+            keras.ops.convert_to_tensor(g, dtype=c.dtype)
+            for g, c in zip(gradients, copies, strict=True)
+        ],
         copies,
     )
     if constraints:
@@ -312,9 +314,7 @@ def _lost_step(
         back = [i for i in rest if unclipped.moved()[i]]
         if back:
             causes.append(_clip_cause(clips, unclipped, back))
-    fine = try_step(
-        optimizer, vs, gs, ns, dtype="float32" if _half(vs[rest[0]]) else "float64"
-    )
+    fine = try_step(optimizer, vs, gs, ns, dtype="float32" if _half(vs[rest[0]]) else "float64")
     back = [i for i in rest if fine.moved()[i]]
     if back:
         i = max(back, key=fine.largest_step)
@@ -568,9 +568,7 @@ def frozen_condition(model: Any, applied: bool | None) -> Cause | None:
 
 
 def _global_norms(rows: Sequence[Row]) -> NDArray[np.float64]:
-    return np.array(
-        [math.sqrt(float(np.nansum(np.square(r.norm, dtype="float64")))) for r in rows]
-    )
+    return np.array([math.sqrt(float(np.nansum(np.square(r.norm, dtype="float64")))) for r in rows])
 
 
 def learning_rate_too_high(

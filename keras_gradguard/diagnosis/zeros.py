@@ -578,9 +578,7 @@ class Judge:
             place = next(iter(self._behind(op.inputs[0])), "output")
             return self._found(culprit, one_column_crossentropy(place, op.source))
         if self._loss_is_zero():
-            return Verdict(
-                healthy="the loss is 0 at its minimum", variables=culprit.variables
-            )
+            return Verdict(healthy="the loss is 0 at its minimum", variables=culprit.variables)
         low, high = self.ranges.get(culprit.value, (0.0, 0.0))
         place = next(iter(self._behind(op.inputs[0])), "output")
         return self._found(
@@ -760,9 +758,7 @@ def _averaged(layer: Any, kind: str, shape: list[Any], size: int | None) -> int 
         return None if None in rest else per * int(np.prod(rest, dtype=int))
     axis = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
     axes = {a % len(shape) for a in axis}
-    over = [
-        d for i, d in enumerate(shape) if (i in axes) == (kind == "LayerNormalization")
-    ]
+    over = [d for i, d in enumerate(shape) if (i in axes) == (kind == "LayerNormalization")]
     if kind == "BatchNormalization" and size is not None and over:
         over[0] = size
     return None if None in over else int(np.prod(over, dtype=int))

@@ -1,4 +1,4 @@
-"""What several rules share: which columns are judged, how they group into layers, when a loss is 0."""
+"""What several rules share: columns that are judged, their layers, when a loss is 0."""
 
 from __future__ import annotations
 

@@ -37,7 +37,11 @@ def none_gradient(table: Table, policy: Policy, *, step: int = 0) -> tuple[Findi
                 score=0.9,
                 where=tuple(integer),
                 evidence=(
-                    Evidence(name="integer", value=len(integer), text=f"{', '.join(integer)} holds integers"),
+                    Evidence(
+                        name="integer",
+                        value=len(integer),
+                        text=f"{', '.join(integer)} holds integers",
+                    ),
                 ),
                 fix="Make the variable float, or set `trainable=False` on it.",
             ),

@@ -63,9 +63,10 @@ def _left_out(history: History, row: int, mask: np.ndarray) -> Finding:
     bad = mask & ~np.isfinite(history.norm[row])
     loss_bad = history.loss_known[row] and not np.isfinite(history.loss[row])
     finding = _gradient(history, row, bad, bool(loss_bad))
+    names = _few(history, [int(i) for i in np.flatnonzero(bad)])
     return finding.replace(
         severity="warn",
-        summary=f"NaN or Inf in the gradient of {_few(history, [int(i) for i in np.flatnonzero(bad)])} at step "
+        summary=f"NaN or Inf in the gradient of {names} at step "
         f"{int(history.step[row])}. The step was left out (skip_non_finite): weights and "
         "optimizer are as they were.",
     )
@@ -198,8 +199,6 @@ def _skipping(history: History, policy: Policy) -> Finding | None:
                 "or use the 'mixed_bfloat16' policy.",
             ),
         ),
-        evidence=(
-            Evidence(name="skipped", value=run, text=f"{run} steps in a row were skipped"),
-        ),
+        evidence=(Evidence(name="skipped", value=run, text=f"{run} steps in a row were skipped"),),
         optimizer=history.table.optimizer,
     )

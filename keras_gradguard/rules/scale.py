@@ -72,15 +72,11 @@ def _jumped(norm: np.ndarray, first: float) -> bool:
 
 def _global_norm(history: History, mask: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
-        norm: np.ndarray = np.sqrt(
-            np.square(history.norm[:, mask].astype(np.float64)).sum(axis=1)
-        )
+        norm: np.ndarray = np.sqrt(np.square(history.norm[:, mask].astype(np.float64)).sum(axis=1))
     return norm
 
 
-def _diverging(
-    history: History, mask: np.ndarray, total: np.ndarray, row: int
-) -> Finding:
+def _diverging(history: History, mask: np.ndarray, total: np.ndarray, row: int) -> Finding:
     finite = np.flatnonzero(np.isfinite(total[: row + 1]) & (total[: row + 1] > 0))
     first = int(finite[0]) if finite.size else row
     last_finite = int(finite[-1]) if finite.size else row

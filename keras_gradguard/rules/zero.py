@@ -67,9 +67,7 @@ def _fired(length: NDArray[np.int64], patience: int, new: int) -> int | None:
     return int(late[0]) if late.size else None
 
 
-def _model(
-    history: History, policy: Policy, mask: NDArray[np.bool_]
-) -> tuple[Finding, ...]:
+def _model(history: History, policy: Policy, mask: NDArray[np.bool_]) -> tuple[Finding, ...]:
     zero = (history.norm[:, mask] == 0).all(axis=1)
     floor = common.loss_at_floor(history)
     counted = history.due & ~history.skipped
@@ -119,9 +117,7 @@ def _model(
     )
 
 
-def _rounding(
-    history: History, policy: Policy, mask: NDArray[np.bool_]
-) -> tuple[Finding, ...]:
+def _rounding(history: History, policy: Policy, mask: NDArray[np.bool_]) -> tuple[Finding, ...]:
     """Find gradients that are nothing but rounding noise from the first step on.
 
     A softmax over one unit is 1 up to the last bit, so its gradient is 0 up to the last bit.
@@ -161,9 +157,7 @@ def _rounding(
     )
 
 
-def _layers(
-    history: History, policy: Policy, mask: NDArray[np.bool_]
-) -> tuple[Finding, ...]:
+def _layers(history: History, policy: Policy, mask: NDArray[np.bool_]) -> tuple[Finding, ...]:
     floor = common.loss_at_floor(history)
     neutral = history.skipped | floor
     counted = history.due & ~history.skipped

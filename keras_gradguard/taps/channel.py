@@ -1,4 +1,4 @@
-"""The stream of numbers of one optimizer over one list of variables: device variables and host rows."""
+"""The numbers of one optimizer over one list of variables: on the device and on the host."""
 
 from __future__ import annotations
 

@@ -62,11 +62,20 @@ def _entry(loss: Any) -> tuple[Any, int, Any]:
     elif hasattr(loss, "__func__"):
         function, owner, skip = loss.__func__, loss.__self__, 1
     else:
-        function, owner, skip = getattr(type(loss), "__call__", None), loss, 1
+        function, owner, skip = _call_of(type(loss)), loss, 1
     code = getattr(function, "__code__", None)
     if code is None or code.co_argcount < skip + 2:
         return None, 0, None
     return code, skip, owner
+
+
+def _call_of(owner: type) -> Callable[..., Any] | None:
+    """Return the plain function behind calls of instances of ``owner``, or None."""
+    for base in owner.__mro__:
+        found: Callable[..., Any] | None = vars(base).get("__call__")
+        if found is not None:
+            return found
+    return None
 
 
 def _has_values(argument: Any) -> bool:

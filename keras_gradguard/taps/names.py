@@ -19,7 +19,7 @@ def _snake(name: str) -> str:
 
 
 def automatic_prefixes(models: Iterable[Any]) -> tuple[str, ...]:
-    """Return the path prefixes that Keras made up for ``models`` (``"net_1/"`` for class ``Net``)."""
+    """Return the path prefixes that Keras made up for ``models``, e.g. ``"net_1/"``."""
     found = []
     for model in models:
         name = getattr(model, "name", "")
@@ -51,7 +51,7 @@ def path_of(variable: Any, prefixes: Sequence[str] = ()) -> str:
 def describe(
     variables: Sequence[Any], gradients: Sequence[Any], prefixes: Sequence[str] = ()
 ) -> tuple[VariableInfo, ...]:
-    """Return the fixed facts about each variable; a path met before gets ``#1``, ``#2``…
+    """Return the fixed facts about each variable; a path met before gets ``#1``, ``#2``.
 
     Args:
         variables: Keras variables or ``tf.Variable`` objects.

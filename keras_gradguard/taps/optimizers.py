@@ -1,4 +1,4 @@
-"""What a tap needs to know about a Keras optimizer, read through its public face where there is one."""
+"""What a tap needs to know about a Keras optimizer."""
 
 from __future__ import annotations
 

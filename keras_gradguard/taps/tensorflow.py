@@ -1,4 +1,4 @@
-"""The TensorFlow tap: sees every gradient that reaches ``optimizer.apply`` while it is installed."""
+"""The TensorFlow tap: sees every gradient that reaches ``optimizer.apply``."""
 
 from __future__ import annotations
 

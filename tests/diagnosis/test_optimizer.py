@@ -10,9 +10,7 @@ from keras_gradguard.records import Row
 
 
 def variables(values=(1.0, -2.0, 3.0), dtype="float32", constraint=None):
-    dense = layers.Dense(
-        1, use_bias=False, dtype=dtype, kernel_constraint=constraint, name="out"
-    )
+    dense = layers.Dense(1, use_bias=False, dtype=dtype, kernel_constraint=constraint, name="out")
     dense.build((None, len(values)))
     dense.kernel.assign(np.array(values)[:, None])
     return [dense.kernel]
