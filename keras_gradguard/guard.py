@@ -106,12 +106,12 @@ class GradientGuard(keras.callbacks.Callback):
         return sum(s.observer.run.steps_skipped for s in self._sessions)
 
     def _writer(self) -> Writer | None:
-        if self.settings.log_dir is None:
+        settings = self.settings
+        if settings.log_dir is None:
             return None
         # TensorBoard is imported when something is to be written, not with the package.
         from keras_gradguard.tensorboard.events import EventWriter
 
-        settings = self.settings
         return EventWriter(settings.log_dir, histograms=settings.histograms, images=settings.images)
 
     # ------------------------------------------------------------------ fit
