@@ -85,6 +85,10 @@ bench: $(VENV)/.dev ## All benchmarks
 bench-quick: $(VENV)/.dev ## The benchmarks that take a minute
 	$(PY) -m benchmarks --quick
 
+.PHONY: soak
+soak: $(VENV)/.dev ## Random configurations, plain against guarded: SECONDS=1800 SEED=0
+	$(PY) -m tests.soak $(or $(SECONDS),1800) $(or $(SEED),0)
+
 .PHONY: matrix
 matrix: $(VENV)/.made ## The tests on the oldest and newest versions, on every Python at hand
 	UV=$(UV) bash tests/matrix.sh

@@ -177,6 +177,7 @@ class LoopSession:
 
     def step(self, loss: Any) -> None:
         """End a batch: look at the numbers when enough have gathered."""
+        self._hear()  # before anything here reads a variable
         self._batches += 1
         self._unread += 1
         for channel in self.observer.tap.channels.values():

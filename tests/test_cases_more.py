@@ -10,13 +10,6 @@ from tests.cases_runner import CHECK_EVERY, case_files, load, run_case
 PATHS = {p.stem: p for p in case_files(Path(__file__).parent / "cases_more")}
 META = {name: load(path).META for name, path in PATHS.items()}
 
-# The symptom is right, the reason is not found yet.
-OPEN = {
-    "case_208_recurrent_explosion",
-    "case_212_second_derivative_of_relu",
-    "case_217_python_weight_frozen",
-    "case_220_float16_underflow",
-}
 # What merely is unusual (a scale, a convention) warns; training may still get somewhere.
 WARNS = {
     "case_224_label_out_of_range",
@@ -27,14 +20,12 @@ KERAS = {name for name, meta in META.items() if "keras" in meta["severity"]}
 
 
 @pytest.mark.parametrize("name", sorted(set(PATHS) - WARNS - KERAS))
-def test_a_fault_raises_in_time(name, request):
+def test_a_fault_raises_in_time(name):
     meta, outcome = run_case(PATHS[name])
     assert isinstance(outcome.error, GradientGuardError), outcome
     finding = outcome.finding
     assert finding.symptom in meta["expected"].split(",")
     assert finding.step <= meta["fatal_by_step"] + CHECK_EVERY
-    if name in OPEN:
-        request.applymarker(pytest.mark.xfail(strict=False, reason="the cause is not told yet"))
     assert finding.cause in meta["root_cause"].split(","), finding.message
     spoken = {part for name in finding.where for part in (name, *name.split("/"))}
     assert spoken & set(meta["where"].split(",")), (meta["where"], finding.where)
@@ -52,8 +43,7 @@ def test_a_watched_loop_raises_without_check(name):
         with guard.watch(program["model"], program["optimizer"], loss=program["loss_fn"]):
             module.run(hook=lambda step, grads, variables, loss: guard.step(loss))
     assert caught.value.finding.symptom in module.META["expected"].split(",")
-    if name not in OPEN | {"case_247_unused_layer_loop"}:
-        assert caught.value.finding.cause in module.META["root_cause"].split(",")
+    assert caught.value.finding.cause in module.META["root_cause"].split(",")
 
 
 @pytest.mark.parametrize("name", sorted(WARNS))

@@ -16,9 +16,11 @@ from keras_gradguard.diagnosis.facts import Facts, outside_graphs
 from keras_gradguard.diagnosis.ranking import CONFIRMED, confirmed, ranked
 from keras_gradguard.diagnosis.untracked import untracked
 from keras_gradguard.diagnosis.zero import zero_gradient as zero_by_structure
-from keras_gradguard.diagnosis.zeros import Judge, Verdict, batch_of_one
+from keras_gradguard.diagnosis.zeros import SWITCHED_OFF, Judge, Verdict, batch_of_one
 from keras_gradguard.findings import Cause, Evidence, Finding, Severity
 from keras_gradguard.taps.names import automatic_prefixes, path_of
+
+_PIECEWISE_LINEAR = frozenset({"Relu", "Relu6", "LeakyRelu", "Abs"})
 
 T = TypeVar("T")
 SECONDS = 8.0
@@ -173,13 +175,16 @@ def _zero_gradient(work: Work) -> None:
     if work.attempt("the training step", lambda: facts.trace, None) is not None:
         streak = _streak(finding)
         verdicts = work.attempt("zero gradients", lambda: _verdicts(facts, names, streak), [])
+        lost = work.attempt("half precision", lambda: _underflow(facts, names), None)
+        if lost is not None:
+            # What a scaled loss brings back is neither dead nor saturated: it was too small.
+            verdicts = []
+            work.causes.append(lost)
         work.causes += [v.cause for v in verdicts if v.cause is not None]
         trace = facts.trace
         if trace is not None:
             asked = [facts.variables[n] for n in names if n in facts.variables]
             work.add("operations without slope", lambda: zero_by_structure(trace, variables=asked))
-        if not any(v.cause is not None for v in verdicts):
-            work.add("half precision", lambda: _underflow(facts, names))
     elif facts.trace_error is not None:
         work.notes.append(f"The step could not be traced: {facts.trace_error}")
     _structural(work)
@@ -202,6 +207,11 @@ def _zero_gradient(work: Work) -> None:
 
 def _settle_zero(work: Work, verdicts: list[Verdict], asked: int) -> None:
     healthy = [v for v in verdicts if v.healthy is not None]
+    if _is_whole(work) and work.facts.context.mode == "fit":
+        frozen = [v for v in healthy if v.healthy == SWITCHED_OFF]
+        work.causes += [_frozen_factor() for _ in frozen[:1]]
+        if not verdicts and not work.causes and work.facts.trace is not None:
+            work.add("a step traced anew", lambda: _alive_when_traced_anew(work.facts))
     proven = [c for c in work.causes if c.score >= CONFIRMED]
     whole = _is_whole(work)
     if proven:
@@ -215,6 +225,50 @@ def _settle_zero(work: Work, verdicts: list[Verdict], asked: int) -> None:
             work.severity = "info"
             work.causes = [c for c in work.causes if c.score >= CONFIRMED]
             work.notes.append(f"This looks healthy: {reason}.")
+
+
+def _alive_when_traced_anew(facts: Facts) -> Cause | None:
+    """Return ``python_side_effect_in_graph`` when the same step, traced now, has a gradient."""
+    if getattr(facts.context.model, "run_eagerly", False) or facts.synthetic is not None:
+        return None
+    sizes = [float(np.linalg.norm(g)) for g in facts.gradients.values() if g is not None]
+    finite = [s for s in sizes if np.isfinite(s)]
+    if not finite or max(finite) == 0:
+        return None
+    return Cause(
+        name="python_side_effect_in_graph",
+        score=0.85,
+        where=("loss", "train_step"),
+        evidence=(
+            Evidence(
+                name="gradient_when_traced_anew",
+                value=max(finite),
+                text="the same step on the same batch, traced anew, does give a gradient (norm "
+                f"{max(finite):.3g}): a Python value that has changed since is frozen in the graph",
+            ),
+        ),
+        fix="Hold a weight or switch that changes during training in a keras.Variable (and assign "
+        "to it), or compile with run_eagerly=True: Python values are read once, when the step is "
+        "traced.",
+    )
+
+
+def _frozen_factor() -> Cause:
+    return Cause(
+        name="python_side_effect_in_graph",
+        score=0.85,
+        where=("loss",),
+        evidence=(
+            Evidence(
+                name="factor",
+                value=0.0,
+                text="in the traced graph the whole loss that depends on the weights is multiplied "
+                "by the constant 0: a Python number or condition, read once, when it was traced",
+            ),
+        ),
+        fix="Hold a weight that changes during training in a keras.Variable (and assign to it), "
+        "or compile with run_eagerly=True: Python values are frozen into the graph.",
+    )
 
 
 def _is_whole(work: Work) -> bool:
@@ -354,12 +408,46 @@ def _none_gradient(work: Work) -> None:
     if not causes and facts.trace_error is not None:
         work.notes.append(f"The step could not be traced: {facts.trace_error}")
     work.causes += causes
+    if seen is not None and causes:
+        work.add("derivatives of derivatives", lambda: _second_derivative(seen, causes))
     if facts.trace is not None:
         work.add("model against loss", lambda: contract.swapped(facts))
     alone = not causes and context.mode != "fit" and facts.is_own_loss
     if alone and facts.trace is not None and any(g is not None for g in facts.trace.gradients):
         work.causes.append(_outside_tape(facts))
     _settle_none(work)
+
+
+def _second_derivative(seen: Any, causes: tuple[Cause, ...]) -> Cause | None:
+    """Return ``second_derivative_of_relu`` for a loss on a derivative of a derivative.
+
+    Two tapes inside the loop's own, a piecewise linear activation, and a loss that depends on
+    nothing: its second derivative is 0 wherever it exists.
+    """
+    constant = any(
+        e.name == "variables_without_gradient" and "depends on no variable" in e.text
+        for c in causes
+        for e in c.evidence
+    )
+    layers = [op.layer for op in seen.ops.ops if op.type in _PIECEWISE_LINEAR and op.layer]
+    if not constant or len(seen.tapes) < 3 or not layers:
+        return None
+    names = tuple(dict.fromkeys(layers))
+    return Cause(
+        name="second_derivative_of_relu",
+        score=0.9,
+        where=names,
+        evidence=(
+            Evidence(
+                name="tapes",
+                value=len(seen.tapes),
+                text=f"{len(seen.tapes)} tapes are nested in one step, so the loss is made of a "
+                f"second derivative, and {', '.join(map(repr, names[:4]))} are piecewise linear",
+            ),
+        ),
+        fix="Use a smooth activation (tanh, gelu, softplus, swish) in the model whose second "
+        "derivative the loss needs.",
+    )
 
 
 def _outside_tape(facts: Facts) -> Cause:
@@ -465,9 +553,14 @@ def _non_finite(work: Work) -> None:
         ])  # fmt: skip
     elif facts.trace_error is not None:
         work.notes.append(f"The step could not be traced: {facts.trace_error}")
-    work.add(
-        "the history", lambda: optimizer.learning_rate_too_high(context.rows, context.optimizer)
-    )
+    at_once = bool(context.rows) and not np.isfinite(context.rows[0].norm).all()
+    if at_once:
+        # Before the first update no learning rate has done anything yet.
+        work.causes = [c for c in work.causes if c.name != "learning_rate_too_high"]
+    else:
+        work.add(
+            "the history", lambda: optimizer.learning_rate_too_high(context.rows, context.optimizer)
+        )
     if context.optimizer is not None:
         work.add(
             "the loss scale", lambda: optimizer.loss_scale_stuck(context.optimizer, context.rows)

@@ -23,6 +23,7 @@ _FOLLOW = blame.PASSES | {
     "Neg", "Sum", "Mean", "AvgPool", "MaxPool", "AvgPool3D", "MaxPool3D", "Prod", "Max", "Min",
     "Square", "Abs", "Sqrt", "SpaceToBatchND", "BatchToSpaceND", "Tanh", "ReverseV2",
 }  # fmt: skip
+SWITCHED_OFF = "it is switched off by a factor of 0"
 _SLICES = frozenset({"StridedSlice", "Slice", "GatherV2", "GatherNd", "Split", "SplitV", "Unpack"})
 # Far above the smallest float16 number: a smaller product may be 0 by underflow.
 _NOT_UNDERFLOW = 1e-3
@@ -475,7 +476,7 @@ class Judge:
         if source.kind == "random":
             return Verdict(healthy="it was dropped at random in this batch", variables=who)
         if source.kind == "constant":
-            return Verdict(healthy="it is switched off by a factor of 0", variables=who)
+            return Verdict(healthy=SWITCHED_OFF, variables=who)
         if source.kind == "cancel":
             norm = batch_of_one(self.facts)
             if norm is not None:
