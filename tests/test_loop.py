@@ -757,3 +757,26 @@ def test_a_module_that_is_no_keras_model():
             guard.step(plain_step(model, opt)(*batch))
     assert guard.steps_seen == 4
     assert guard.findings == ()
+
+
+def test_two_models_watched_in_another_order_than_they_train():
+    (a, _), (b, _) = built(), built()
+    # Not built yet: the function is traced twice, and the first trace's tensors are gone.
+    opt_a, opt_b = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01)
+    x, y = next(data(1))
+    x = np.asarray(x)
+
+    def step(model, opt):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        grads = tape.gradient(loss, model.trainable_variables)
+        opt.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        return loss
+
+    both = tf.function(lambda: step(a, opt_a) + step(b, opt_b))
+    guard = watcher()
+    with guard.watch([b, a], [opt_b, opt_a]):
+        for _ in range(3):
+            guard.step(both())
+    assert guard.steps_seen == 6
+    assert guard.findings == ()

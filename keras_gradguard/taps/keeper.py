@@ -71,13 +71,14 @@ class BatchKeeper:
             self._kept = tf.nest.map_structure(self._head, data)
             self._variables = []
             return
-        if compiled:
+        given = [t for t in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(t)]
+        if compiled or not all_reachable(given):
+            # Out of reach: a function is traced twice when it creates variables, and this batch
+            # belongs to the first of its two graphs.
             return
         structure = tf.nest.map_structure(self._head, data)
         leaves = tf.nest.flatten(structure, expand_composites=True)
         tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
-        if not all_reachable(tensors):
-            return
         dtypes = [t.dtype for t in tensors]
         if [v.dtype for v in self._variables] != dtypes:
             with tf.init_scope():
