@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 # Arguments that make a benchmark take a minute; a script that is not listed knows --quick.
 QUICK = {
     "layers.py": ["--rounds", "3"],
+    "xla_difference.py": [],
     "tensorboard_scale.py": ["--variables", "30", "--steps", "2000", "--runs", "1"],
 }
 
