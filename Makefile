@@ -45,6 +45,10 @@ demo: $(VENV)/.run ## A healthy run with histograms, and a faulty one that is st
 
 .PHONY: test
 test: $(VENV)/.dev ## Run the tests
+	$(PYTEST) -m "not slow"
+
+.PHONY: test-all
+test-all: $(VENV)/.dev ## Run the tests, more seeds and mutations too
 	$(PYTEST)
 
 .PHONY: lint
