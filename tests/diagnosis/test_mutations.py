@@ -26,7 +26,6 @@ def right(name, told):
     return bool(told.causes) and told.causes[0] == name
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_rate():
     asked = [(name, seed) for name in FAULTS for seed in range(FORMS)]
@@ -38,7 +37,6 @@ def test_rate():
     assert 1 - len(wrong) / len(asked) >= RATE, "\n".join(wrong)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", HEALTHY)
 def test_no_false_alarm(name):
