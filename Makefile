@@ -45,11 +45,12 @@ demo: $(VENV)/.run ## A healthy run with histograms, and a faulty one that is st
 
 .PHONY: test
 test: $(VENV)/.dev ## Run the tests
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --ignore tests/everywhere
 
 .PHONY: test-all
-test-all: $(VENV)/.dev ## Run the tests, more seeds and mutations too
-	$(PYTEST)
+test-all: $(VENV)/.dev ## Run the tests with more seeds, and those of several replicas and workers
+	$(PYTEST) --ignore tests/everywhere
+	$(PY) -m pytest tests/everywhere
 
 .PHONY: lint
 lint: $(VENV)/.dev ## Style and formatting

@@ -198,7 +198,7 @@ class GradientGuard(keras.callbacks.Callback):
         ...         with tf.GradientTape() as tape:
         ...             loss = tf.reduce_mean(tf.square(model(x) - 1.0))
         ...         grads = tape.gradient(loss, model.trainable_variables)
-        ...         optimizer.apply_gradients(zip(grads, model.trainable_variables))
+        ...         _ = optimizer.apply_gradients(zip(grads, model.trainable_variables))
         ...         guard.step(loss)
         """
         models = _as_list(model)

@@ -59,7 +59,7 @@ def embedding_rows_all_zero_at_times(rng):
 
 def mostly_off_relu(rng):
     x, y = regression(rng)
-    hidden = layers.Dense(64, activation="relu", bias_initializer=keras.initializers.Constant(-1.5))
+    hidden = layers.Dense(64, activation="relu", bias_initializer=keras.initializers.Constant(-1.0))
     return case(sequential(hidden, layers.Dense(1)), (x, y))
 
 

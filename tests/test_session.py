@@ -14,6 +14,17 @@ from keras_gradguard.session import Run
 from keras_gradguard.taps.base import Reading
 from tests.histories import sample, table
 
+CAUSE = Cause(name="dead_relu", score=0.9, where=("h1",))
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch):
+    """Undo what a logging configuration of another library does to loggers made before it."""
+    logger = logging.getLogger("keras_gradguard")
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
+
 
 class FakeChannel:
     """Hands out prepared readings."""
@@ -89,7 +100,10 @@ def test_a_finding_is_told_once_per_symptom_and_place():
 def test_the_diagnosis_has_the_last_word_on_severity():
     lowered = Run(Policy(), explain=lambda f, r: f.replace(severity="info"))
     lowered.report(found())
-    assert lowered.findings[0].severity == "info"
+    assert lowered.findings == []  # nothing confirmed it: nothing to tell
+    doubted = Run(Policy(), explain=lambda f, r: f.replace(severity="info", causes=(CAUSE,)))
+    doubted.report(found())
+    assert doubted.findings[0].severity == "info"
     raised = Run(Policy(), explain=lambda f, r: f.replace(severity="raise"))
     with pytest.raises(ZeroGradientError):
         raised.report(found(severity="info"))
