@@ -196,7 +196,8 @@ def _rescued(facts: Facts) -> list[Finding]:
 
 
 def _softmax_on_the_way(facts: Facts) -> bool:
-    return any(o in facts.reach for o in facts.outputs) and facts.is_own_loss
+    taken = any(contract.rescued_output(o, facts) for o in facts.outputs)
+    return facts.is_own_loss and not taken
 
 
 def _nothing_trainable(model: Any, cause: Cause) -> Finding:
