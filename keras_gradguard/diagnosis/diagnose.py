@@ -196,8 +196,7 @@ def _rescued(facts: Facts) -> list[Finding]:
 
 
 def _softmax_on_the_way(facts: Facts) -> bool:
-    taken = any(contract.rescued_output(o, facts) for o in facts.outputs)
-    return facts.is_own_loss and not taken
+    return any(o in facts.reach for o in facts.outputs) and facts.is_own_loss
 
 
 def _nothing_trainable(model: Any, cause: Cause) -> Finding:
