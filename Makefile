@@ -80,7 +80,7 @@ dist: $(VENV)/.dev ## Build sdist and wheel, try the wheel in an environment of 
 	$(PY) -m hatchling build
 	$(PY) -m venv --clear $(VENV)/wheel
 	$(UV) pip install --quiet --python $(VENV)/wheel/bin/python dist/*.whl
-	cd $(VENV)/wheel && bin/python ../../tests/wheel_smoke.py
+	cd $(VENV)/wheel && bin/python -P ../../tests/wheel_smoke.py  # -P: tests/tensorboard is not TensorBoard
 
 .PHONY: bench
 bench: $(VENV)/.dev ## All benchmarks
