@@ -436,7 +436,7 @@ def _second_derivative(seen: Any, causes: tuple[Cause, ...]) -> Cause | None:
     return Cause(
         name="second_derivative_of_relu",
         score=0.9,
-        where=names,
+        where=("loss", *names),
         evidence=(
             Evidence(
                 name="tapes",
