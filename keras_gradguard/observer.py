@@ -59,7 +59,6 @@ class Observer:
         self.run.findings = findings
         self.writer = writer
         self.on_step: Callable[[bool], None] | None = None
-        self.last_record: TapeRecord | None = None
         self._misdirected = MisdirectedGradients()
         self._fleeting = FleetingLayers(models)
         self.tap = (
@@ -126,7 +125,6 @@ class Observer:
     ) -> None:
         """Look at a step that is being traced, or an eager step, before the optimizer runs."""
         first = channel.eager_steps == 0
-        self.last_record = record
         if self.on_step is not None:
             self.on_step(False)
         table = channel.table

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_gradguard.findings import Cause, Evidence, Finding
 
@@ -27,7 +28,7 @@ def swapped_arguments(loss: Any, first: Any, second: Any, output: Any) -> Findin
         as_called, other_way = (
             float(np.mean(loss(*args))) for args in ((first, second), (second, first))
         )
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, tf.errors.OpError):
         return None  # shapes that fit one way only say by themselves which way is meant
     if np.isclose(as_called, other_way, rtol=1e-5, equal_nan=True):
         return None
