@@ -1,107 +1,117 @@
-"""What a guard costs in ``fit``: ratio of a guarded to a plain run, alternating, in one process.
+"""What a guard costs a step: ratios to plain training, alternating, in one process.
 
-    python benchmarks/fit_overhead.py [--quick]
+    python benchmarks/fit_overhead.py [--quick] [--workloads mlp conv] [--mode graph]
 
-One line of JSON a workload: median and spread over the rounds of (guarded seconds / plain
-seconds), defaults of the guard with TensorBoard on. Tracing is not part of it.
+One line of JSON a workload: median and quartiles over the rounds of (guarded / plain), of wall
+seconds and of CPU seconds. Tracing and what happens once a ``fit`` are not part of it; see
+``first_step.py`` for these.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from typing import Any
 
-import keras
-import numpy as np
-from keras import layers
+import tensorflow as tf
+from _contestants import contestants
+from _fits import PausedFit
+from _loops import Loop
+from _measure import Clock, ratios, seconds
+from _workloads import FIRST, WORKLOADS
 
 from keras_gradguard import GradientGuard
 
-RNG = np.random.default_rng(0)
+MODES = ("graph", "xla", "mirrored", "loop")
+# Twice the steps at the start that are all sampled, and the first regular sample after them.
+WARM_UP = 60
 
 
-def mlp() -> tuple[keras.Model, np.ndarray, int]:
-    stack = [layers.Dense(256, activation="relu") for _ in range(4)]
-    model = keras.Sequential([keras.Input((256,)), *stack, layers.Dense(10)])
-    return model, RNG.normal(size=(128 * 100, 256)).astype("float32"), 128
+def steps_for(name: str, block_seconds: float) -> int:
+    """Return how many steps of a workload take about so long, found by trying."""
+    fit = PausedFit(WORKLOADS[name](4).compiled(), [])
+    fit.warm_up(8)
+    clock = Clock()
+    fit.block(clock)
+    fit.close()
+    return max(4, min(200, round(block_seconds / (clock.wall / 4))))
 
 
-def conv() -> tuple[keras.Model, np.ndarray, int]:
-    model = keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            layers.Conv2D(16, 3, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(10),
-        ]
-    )
-    return model, RNG.normal(size=(64 * 60, 28, 28, 1)).astype("float32"), 64
+def entered(name: str, mode: str, steps: int, log_dir: str, wanted: list[str]) -> dict[str, Any]:
+    """Return the contestants of one workload, traced and warm."""
+    found: dict[str, Any] = {}
+    if mode == "loop":
+        found["plain"] = Loop(WORKLOADS[name](steps))
+        found["guard"] = Loop(WORKLOADS[name](steps), GradientGuard(log_dir=f"{log_dir}/loop"))
+    else:
+        strategy = tf.distribute.MirroredStrategy() if mode == "mirrored" else None
+        known = contestants(WORKLOADS[name](1), log_dir)
+        for label in [n for n in known if not wanted or n in wanted]:
+            with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
+                workload = WORKLOADS[name](steps).compiled(jit_compile=mode == "xla")
+                callbacks = contestants(workload, log_dir)[label]()
+            found[label] = PausedFit(workload, callbacks)
+            found[label].warm_up(1)  # one after another: each traces alone
+    for contestant in found.values():
+        contestant.warm_up(WARM_UP)
+    return found
 
 
-def transformer() -> tuple[keras.Model, np.ndarray, int]:
-    x = inputs = keras.Input((32, 64))
-    for _ in range(3):
-        x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 16)(x, x))
-        x = layers.LayerNormalization()(
-            x + layers.Dense(64)(layers.Dense(128, activation="gelu")(x))
-        )
-    model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
-    return model, RNG.normal(size=(32 * 30, 32, 64)).astype("float32"), 32
+def measure(
+    name: str, mode: str, rounds: int, block_seconds: float, wanted: list[str]
+) -> list[dict[str, Any]]:
+    """Return one row a contestant."""
+    with tempfile.TemporaryDirectory() as log_dir:
+        steps = steps_for(name, block_seconds)
+        found = entered(name, mode, steps, log_dir, wanted)
+        rows = ratios(seconds(found, rounds), steps)
+        for contestant in found.values():
+            contestant.close()
+    place = {"benchmark": "fit_overhead", "workload": name, "mode": mode}
+    return [{**place, "steps_a_block": steps, **row} for row in rows]
 
 
-WORKLOADS: dict[str, Callable[[], tuple[keras.Model, np.ndarray, int]]] = {
-    "mlp": mlp,
-    "conv": conv,
-    "transformer": transformer,
-}
-
-
-def compiled(
-    make: Callable[[], tuple[keras.Model, np.ndarray, int]],
-) -> tuple[keras.Model, np.ndarray, np.ndarray, int]:
-    model, x, batch = make()
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model, x, RNG.integers(0, 10, len(x)), batch
-
-
-def measure(name: str, rounds: int, log_dir: str) -> dict[str, object]:
-    runs = []
-    for callbacks in ([], [GradientGuard(log_dir=f"{log_dir}/{name}")]):
-        model, x, y, batch = compiled(WORKLOADS[name])
-
-        def run(model=model, x=x, y=y, batch=batch, callbacks=callbacks) -> float:
-            start = time.perf_counter()
-            model.fit(x, y, batch_size=batch, epochs=3, verbose=0, callbacks=callbacks)
-            return time.perf_counter() - start
-
-        run()  # traces, and passes the steps at the start that are all sampled
-        runs.append(run)
-    pairs = [(runs[0](), runs[1]()) for _ in range(rounds)]
-    ratios = sorted(guarded / plain for plain, guarded in pairs)
-    steps = 3 * len(x) // batch
-    return {
-        "workload": name,
-        "ratio": round(statistics.median(ratios), 4),
-        "lowest": round(ratios[0], 4),
-        "highest": round(ratios[-1], 4),
-        "plain_ms_a_step": round(1e3 * statistics.median(p for p, _ in pairs) / steps, 3),
-        "rounds": rounds,
-    }
+def quick(rounds: int, block_seconds: float) -> None:
+    """Print one line for each of the first three workloads."""
+    for name in FIRST:
+        plain, guard = measure(name, "graph", rounds, block_seconds, ["plain", "guard"])
+        line = {
+            "workload": name,
+            "ratio": guard["wall"]["median"],
+            "ratio_low": guard["wall"]["low"],
+            "ratio_high": guard["wall"]["high"],
+            "cpu_ratio": guard["cpu"]["median"],
+            "cpu_ratio_low": guard["cpu"]["low"],
+            "cpu_ratio_high": guard["cpu"]["high"],
+            "plain_ms_a_step": plain["ms_a_step"],
+            "rounds": rounds,
+            "steps_a_block": plain["steps_a_block"],
+        }
+        print(json.dumps(line), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="five rounds instead of fifteen")
-    rounds = 5 if parser.parse_args().quick else 15
-    with tempfile.TemporaryDirectory() as log_dir:
-        for name in WORKLOADS:
-            print(json.dumps(measure(name, rounds, log_dir)), flush=True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the guard on three workloads only")
+    parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--mode", choices=MODES, default="graph")
+    parser.add_argument("--contestants", nargs="*", default=[], help="names; all without it")
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--block-seconds", type=float, default=0.3)
+    options = parser.parse_args()
+    if options.quick:
+        quick(options.rounds or 60, options.block_seconds)
+        return
+    if options.mode == "mirrored":
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        two = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
+        tf.config.set_logical_device_configuration(cpu, two)
+    for name in options.workloads:
+        for row in measure(
+            name, options.mode, options.rounds or 15, options.block_seconds, options.contestants
+        ):
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,9 +58,71 @@ class History:
     @property
     def present(self) -> NDArray[np.bool_]:
         """``[V]`` bool, the columns that have a gradient."""
-        mask = np.ones(len(self.table.variables), bool)
-        mask[list(self.table.none)] = False
-        return mask
+        return self.table.present
+
+
+class _Rolling:
+    """The last rows as arrays, appended to in place.
+
+    Views handed out stay as they are: when the arrays are full the last rows move to new ones,
+    and what was written is never written again.
+
+    Args:
+        keep: Rows that :meth:`last` has to reach back to.
+        size: Number of variables.
+    """
+
+    def __init__(self, keep: int, size: int) -> None:
+        self._keep = keep
+        self._end = 0
+        self._new(size, 0)
+
+    def _new(self, size: int, more: int) -> None:
+        length = 4 * self._keep + more
+        self.step = np.zeros(length, np.int64)
+        self.norm = np.zeros((length, size), np.float32)
+        self.loss = np.zeros(length, np.float64)
+        self.known = np.zeros(length, bool)
+        self.due = np.zeros(length, bool)
+        self.skipped = np.zeros(length, bool)
+        self.scale = np.zeros(length, np.float64)
+
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        return (
+            self.step,
+            self.norm,
+            self.loss,
+            self.known,
+            self.due,
+            self.skipped,
+            self.scale,
+        )
+
+    def append(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Append rows and return their norms, ``[len(rows), V]``."""
+        if self._end + len(rows) > len(self.step):
+            old = self.last(self._keep)
+            self._new(self.norm.shape[1], len(rows))
+            for array, values in zip(self._arrays(), old, strict=True):
+                array[: len(values)] = values
+            self._end = len(old[0])
+        at = slice(self._end, self._end + len(rows))
+        self._end += len(rows)
+        self.step[at] = [r.step for r in rows]
+        self.norm[at] = [r.norm for r in rows]
+        self.loss[at] = [np.nan if r.loss is None else r.loss for r in rows]
+        self.known[at] = [r.loss is not None for r in rows]
+        self.due[at] = [r.update_due for r in rows]
+        self.skipped[at] = [r.skipped for r in rows]
+        self.scale[at] = [r.scale for r in rows]
+        return self.norm[at]
+
+    def last(self, rows: int) -> tuple[NDArray[Any], ...]:
+        """Return read-only views of the last rows of every column."""
+        views = tuple(a[max(0, self._end - rows) : self._end] for a in self._arrays())
+        for view in views:
+            view.flags.writeable = False
+        return views
 
 
 @dataclass
@@ -78,8 +142,6 @@ class Recorder:
     lost: int = 0
     skipped: int = 0
     first_loss: float | None = None
-    _rows: list[Row] = field(default_factory=list)
-    _samples: list[Sample] = field(default_factory=list)
     _new: int = 0
     _new_samples: int = 0
 
@@ -87,6 +149,9 @@ class Recorder:
         size = len(self.table.variables)
         self._ever = np.zeros(size, bool)
         self._peak = np.zeros(size, np.float32)
+        self._rows: deque[Row] = deque(maxlen=self.keep_rows)
+        self._samples: deque[Sample] = deque(maxlen=self.keep_samples)
+        self._rolling = _Rolling(self.keep_rows, size)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -120,39 +185,36 @@ class Recorder:
         self.lost += lost
         self.skipped += sum(r.skipped for r in rows)
         if rows:
-            norms = np.stack([r.norm for r in rows])
+            norms = self._rolling.append(rows)
             finite = np.where(np.isfinite(norms), norms, np.float32(0))
             self._peak = np.maximum(self._peak, finite.max(axis=0))
             self._ever |= self._peak > 0
             if self.first_loss is None:
                 known = [r.loss for r in rows if r.loss is not None and np.isfinite(r.loss)]
                 self.first_loss = known[0] if known else None
-        self._rows = [*self._rows, *rows][-self.keep_rows :]
-        self._samples = [*self._samples, *samples][-self.keep_samples :]
+        self._rows.extend(rows)
+        self._samples.extend(samples)
         self._new += len(rows)
         self._new_samples += len(samples)
 
     def history(self, *, rate_rises: bool | None = None) -> History:
         """Return everything the rules need; rows count as judged afterwards."""
-        rows = self._rows
-        size = len(self.table.variables)
-        norm = np.stack([r.norm for r in rows]) if rows else np.zeros((0, size), np.float32)
-        known = np.array([r.loss is not None for r in rows], bool)
+        step, norm, loss, known, due, skipped, scale = self._rolling.last(self.keep_rows)
         history = History(
             table=self.table,
-            step=np.array([r.step for r in rows], np.int64),
+            step=step,
             norm=norm,
-            loss=np.array([np.nan if r.loss is None else r.loss for r in rows], np.float64),
+            loss=loss,
             loss_known=known,
-            due=np.array([r.update_due for r in rows], bool),
-            skipped=np.array([r.skipped for r in rows], bool),
-            scale=np.array([r.scale for r in rows], np.float64),
-            new=min(self._new, len(rows)),
+            due=due,
+            skipped=skipped,
+            scale=scale,
+            new=min(self._new, len(step)),
             samples=tuple(self._samples),
             first_loss=self.first_loss,
             ever_nonzero=self._ever.copy(),
             peak=self._peak.copy(),
-            complete=self.seen == len(rows),
+            complete=self.seen == len(step),
             new_samples=min(self._new_samples, len(self._samples)),
             rate_rises=rate_rises,
         )

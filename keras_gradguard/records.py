@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,7 +85,7 @@ class Sample:
     learning_rate: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what is derived is computed once, and kept
 class Table:
     """The columns of a channel: one optimizer's variables in order.
 
@@ -101,3 +102,26 @@ class Table:
     none: frozenset[int] = frozenset()
     skips: bool = False
     judged: bool = True
+
+    @functools.cached_property
+    def present(self) -> NDArray[np.bool_]:
+        """``[V]`` bool, the columns that have a gradient. Not to be written to."""
+        mask = np.ones(len(self.variables), bool)
+        mask[list(self.none)] = False
+        mask.flags.writeable = False
+        return mask
+
+    @functools.cached_property
+    def half(self) -> bool:
+        """True when a variable has a 16-bit type."""
+        return any(v.dtype in ("float16", "bfloat16") for v in self.variables)
+
+    @functools.cached_property
+    def kernels(self) -> tuple[int, ...]:
+        """Columns of dense matrices and filters, in order."""
+        return tuple(i for i, v in enumerate(self.variables) if len(v.shape) >= 2 and not v.sparse)
+
+    @functools.cached_property
+    def sizes(self) -> NDArray[np.float64]:
+        """``[V]`` float64, number of elements of each variable, at least 1."""
+        return np.array([max(v.size, 1) for v in self.variables], np.float64)

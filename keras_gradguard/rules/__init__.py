@@ -38,6 +38,8 @@ def suspicious(history: History) -> bool:
     if not history.samples:
         return False
     last = history.samples[-1]
+    if not (last.update == 0).any():
+        return False
     rows = history.step == last.step
     if not rows.any() or not history.due[rows][0]:
         return False

@@ -21,6 +21,8 @@ ROUNDING = 1e-6
 
 def judged(history: History, policy: Policy) -> NDArray[np.bool_]:
     """Return ``[V]`` bool: columns that have a gradient and are not ignored by the policy."""
+    if not policy.ignore:
+        return history.present
     mask = history.present.copy()
     for i, v in enumerate(history.table.variables):
         if policy.ignored(v.path, v.layer):
@@ -43,9 +45,7 @@ def paths(history: History, columns: Iterable[int]) -> tuple[str, ...]:
 
 def loss_at_floor(history: History) -> NDArray[np.bool_]:
     """Return ``[T]`` bool: the loss is known and as good as 0, so a zero gradient is right."""
-    half = bool(np.any(history.scale != 1.0)) or any(
-        v.dtype in ("float16", "bfloat16") for v in history.table.variables
-    )
+    half = bool(np.any(history.scale != 1.0)) or history.table.half
     floor = LOSS_FLOOR_HALF if half else LOSS_FLOOR
     return history.loss_known & (np.abs(history.loss) <= floor)
 
@@ -57,7 +57,7 @@ def loss_evidence(history: History, upto: int) -> tuple[Evidence, ...]:
         return ()
     values = history.loss[known]
     first, last = float(values[0]), float(values[-1])
-    same = bool(np.ptp(values) == 0) and known.size > 1
+    same = bool((values == first).all()) and known.size > 1
     told = f"stayed at {last:.6g}" if same else f"went from {first:.6g} to {last:.6g}"
     return (
         Evidence(

@@ -36,11 +36,10 @@ def non_finite(history: History, policy: Policy) -> tuple[Finding, ...]:
         At most one finding.
     """
     mask = common.judged(history, policy)
-    new = range(len(history.step) - history.new, len(history.step))
     persistent = _skipping(history, policy)
     if persistent is not None:
         return (persistent,)
-    for row in new:
+    for row in _odd(history, mask):
         if history.skipped[row]:
             if history.table.skips and not np.isfinite(history.norm[row][mask]).all():
                 return (_left_out(history, row, mask),)
@@ -56,6 +55,14 @@ def non_finite(history: History, policy: Policy) -> tuple[Finding, ...]:
         if broken.any():
             return (_weights(history, sample.step, broken),)
     return ()
+
+
+def _odd(history: History, mask: np.ndarray) -> list[int]:
+    """Return the new rows that were skipped or hold a NaN or Inf."""
+    start = len(history.step) - history.new
+    bad = ~np.isfinite(history.norm[start:]).all(axis=1, where=mask)
+    loss_bad = history.loss_known[start:] & ~np.isfinite(history.loss[start:])
+    return (start + np.flatnonzero(bad | loss_bad | history.skipped[start:])).tolist()
 
 
 def _left_out(history: History, row: int, mask: np.ndarray) -> Finding:

@@ -34,13 +34,12 @@ def exploding(history: History, policy: Policy) -> tuple[Finding, ...]:
         left float32 although every entry is finite.
     """
     mask = common.judged(history, policy)
-    total = _global_norm(history, mask)
-    usable = ~history.skipped
-    new_from = len(history.step) - history.new
-    start = np.flatnonzero(usable & np.isfinite(total) & (total > 0))
-    for row in range(max(new_from, 1), len(history.step)):
-        if not usable[row]:
-            continue
+    candidates = _candidates(history, mask)
+    if not candidates:
+        return ()
+    total = _global_norm(history.norm, mask)
+    start = np.flatnonzero(~history.skipped & np.isfinite(total) & (total > 0))
+    for row in candidates:
         if np.isinf(total[row]) and overflowed(history, row):
             return (_diverging(history, mask, total, row),)
         if not start.size or row < _RISING:
@@ -70,9 +69,24 @@ def _jumped(norm: np.ndarray, first: float) -> bool:
     return bool(steps.max() > _JUMP * np.log10(norm[-1] / first))
 
 
-def _global_norm(history: History, mask: np.ndarray) -> np.ndarray:
+def _candidates(history: History, mask: np.ndarray) -> list[int]:
+    """Return the new rows whose norm is Inf or whose loss is as large as a divergence needs.
+
+    Everything else about a divergence takes long to look up, and healthy rows need none of it.
+    """
+    start = max(len(history.step) - history.new, 1)
+    first = np.inf if history.first_loss is None else abs(history.first_loss)
+    with np.errstate(invalid="ignore"):
+        high = history.loss[start:] > _DIVERGED * max(first, float(np.finfo(np.float32).tiny))
+    infinite = np.isinf(_global_norm(history.norm[start:], mask))
+    found = np.flatnonzero((high | infinite) & ~history.skipped[start:])
+    rows: list[int] = (start + found).tolist()
+    return rows
+
+
+def _global_norm(norms: np.ndarray, mask: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
-        norm: np.ndarray = np.sqrt(np.square(history.norm[:, mask].astype(np.float64)).sum(axis=1))
+        norm: np.ndarray = np.sqrt(np.square(norms[:, mask].astype(np.float64)).sum(axis=1))
     return norm
 
 
@@ -123,6 +137,12 @@ def _diverging(history: History, mask: np.ndarray, total: np.ndarray, row: int) 
     )
 
 
+def _near(norm: np.ndarray, size: np.ndarray, first: int, last: int) -> bool:
+    """Return False when the ends of a stack are nowhere near as far apart as it takes."""
+    low, high = (norm[:, i].astype(np.float64) / size[i] for i in (first, last))
+    return bool((low < 10 * _VANISHED * high).all())
+
+
 def vanishing(history: History, policy: Policy) -> tuple[Finding, ...]:
     """Find gradients that shrink layer by layer towards the input.
 
@@ -136,16 +156,14 @@ def vanishing(history: History, policy: Policy) -> tuple[Finding, ...]:
         than five decades, for five steps in a row.
     """
     mask = common.judged(history, policy)
-    kernels = [
-        i
-        for i in np.flatnonzero(mask)
-        if len(history.table.variables[i].shape) >= 2 and not history.table.variables[i].sparse
-    ]
+    kernels = [i for i in history.table.kernels if mask[i]]
     rows = np.flatnonzero(history.due & ~history.skipped)[-_VANISHED_ROWS:]
     if len(kernels) < _DEPTH or len(rows) < _VANISHED_ROWS:
         return ()
-    size = np.array([max(history.table.variables[i].size, 1) for i in kernels], np.float64)
-    rms = history.norm[np.ix_(rows, kernels)].astype(np.float64) / np.sqrt(size)
+    size = np.sqrt(history.table.sizes)
+    if not _near(history.norm[rows], size, kernels[0], kernels[-1]):
+        return ()
+    rms = history.norm[rows][:, kernels].astype(np.float64) / size[kernels]
     if not np.isfinite(rms).all() or (rms <= 0).any():
         return ()
     logs = np.log10(rms)

@@ -33,6 +33,8 @@ def zero_update(history: History, policy: Policy) -> tuple[Finding, ...]:
         At most one finding.
     """
     mask = common.judged(history, policy)
+    if not _stood_still(history, mask):
+        return ()
     rows = {int(s): i for i, s in enumerate(history.step)}
     usable = [
         (s, rows[s.step], i >= len(history.samples) - history.new_samples)
@@ -57,6 +59,12 @@ def zero_update(history: History, policy: Policy) -> tuple[Finding, ...]:
         if stuck.any() and is_new:
             return (_finding(history, run[-int(still_for[stuck].min()) :], stuck, mask),)
     return ()
+
+
+def _stood_still(history: History, mask: np.ndarray) -> bool:
+    """Return False when every weight moved in every new sample: no streak can end there."""
+    latest = history.samples[len(history.samples) - history.new_samples :]
+    return any(bool((mask & (s.update == 0)).any()) for s in latest)
 
 
 def _material(history: History, row: int, mask: np.ndarray) -> np.ndarray:

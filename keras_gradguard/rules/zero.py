@@ -30,8 +30,7 @@ def zero_gradient(history: History, policy: Policy) -> tuple[Finding, ...]:
     mask = common.judged(history, policy)
     if not mask.any():
         return ()
-    norm = history.norm[:, mask]
-    if norm[-history.new :].min() > 0:
+    if history.norm[-history.new :][:, mask].min() > 0:
         return _rounding(history, policy, mask)
     return _model(history, policy, mask) or _layers(history, policy, mask)
 
@@ -124,9 +123,11 @@ def _rounding(history: History, policy: Policy, mask: NDArray[np.bool_]) -> tupl
     A model loaded at its optimum looks the same: severity ``"info"``, for the diagnosis to
     raise when it finds why.
     """
+    if not history.complete:
+        return ()
     known = history.loss_known & np.isfinite(history.loss)
     counted = history.due & ~history.skipped & known
-    if int(counted.sum()) < policy.patience or not history.complete:
+    if int(counted.sum()) < policy.patience:
         return ()
     peak = float(np.sqrt(np.square(history.peak[mask].astype(np.float64)).sum()))
     typical = float(np.median(np.abs(history.loss[counted])))
@@ -157,6 +158,12 @@ def _rounding(history: History, policy: Policy, mask: NDArray[np.bool_]) -> tupl
     )
 
 
+def _lately(history: History) -> NDArray[np.bool_]:
+    """Return ``[V]`` bool: the gradient was 0 in one of the new rows."""
+    zero: NDArray[np.bool_] = (history.norm[-history.new :] == 0).any(axis=0)
+    return zero
+
+
 def _layers(history: History, policy: Policy, mask: NDArray[np.bool_]) -> tuple[Finding, ...]:
     floor = common.loss_at_floor(history)
     neutral = history.skipped | floor
@@ -169,7 +176,10 @@ def _layers(history: History, policy: Policy, mask: NDArray[np.bool_]) -> tuple[
         and all(history.table.variables[i].size != 0 for i in columns)
     }
     runs = {}
+    lately = _lately(history)
     for name, columns in groups.items():
+        if not lately[columns].all():
+            continue
         zero = (history.norm[:, columns] == 0).all(axis=1)
         if zero[-1] or zero[-history.new :].any():
             runs[name] = _streak(zero, neutral, counted)

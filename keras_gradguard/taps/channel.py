@@ -54,6 +54,7 @@ class TensorFlowChannel:
         self._name = name
         self._infos = tuple(infos)
         self._none: frozenset[int] = frozenset()
+        self._table: Table | None = None
         self._rows: list[Row] = []
         self._samples: list[Sample] = []
         self._open: Sample | None = None
@@ -68,13 +69,15 @@ class TensorFlowChannel:
     @property
     def table(self) -> Table:
         """The columns, with those whose gradient was None in the latest trace."""
-        return Table(
-            optimizer=self._name,
-            variables=self._infos,
-            none=self._none,
-            skips=self.cadence.skip_non_finite,
-            judged=self._judged,
-        )
+        if self._table is None:
+            self._table = Table(
+                optimizer=self._name,
+                variables=self._infos,
+                none=self._none,
+                skips=self.cadence.skip_non_finite,
+                judged=self._judged,
+            )
+        return self._table
 
     @property
     def size(self) -> int:
@@ -83,7 +86,9 @@ class TensorFlowChannel:
 
     def note_none(self, gradients: Sequence[Any]) -> None:
         """Remember which columns have no gradient in the step being traced or run."""
-        self._none = frozenset(i for i, g in enumerate(gradients) if g is None)
+        none = frozenset(i for i, g in enumerate(gradients) if g is None)
+        if none != self._none:
+            self._none, self._table = none, None
 
     def buffers(self) -> _Buffers:
         """Return the device buffers, made outside any graph on first use."""
@@ -111,7 +116,8 @@ class TensorFlowChannel:
 
     def push(self, norms: Any, loss: float | None, scale: float) -> Row:
         """Append the sentinel row of an eager step and return it."""
-        row = self._row(self.base + self.eager_steps, np.asarray(norms), loss, scale)
+        halves = np.asarray(norms)[np.newaxis]
+        (row,) = self._made(self.base + self.eager_steps, halves, [loss], [scale])
         self._rows.append(row)
         self.eager_steps += 1
         return row
@@ -151,7 +157,7 @@ class TensorFlowChannel:
     def adopt(self, optimizer: Any) -> None:
         """Take the optimizer that turned out to train variables first seen by hand."""
         self.optimizer = optimizer
-        self._name = str(optimizer.name)
+        self._name, self._table = str(optimizer.name), None
         self._every = optimizers.accumulation_steps(optimizer)
 
     def next_step(self) -> int:
@@ -189,18 +195,13 @@ class TensorFlowChannel:
         total, ring = buffers.rows(self._read_rows)
         lost = total - self._read_rows - len(ring)
         self._accumulated += lost
-        first = total - len(ring)
-        for offset, values in enumerate(ring):
-            step = self.base + self.eager_steps + first + offset
-            loss = float(values[0])
-            self._rows.append(
-                self._row(
-                    step,
-                    values[_LEAD:],
-                    None if np.isnan(loss) and not buffers.has_loss else loss,
-                    float(values[1]),
-                )
-            )
+        if len(ring):
+            step = self.base + self.eager_steps + total - len(ring)
+            losses = [
+                None if np.isnan(value) and not buffers.has_loss else value
+                for value in ring[:, 0].tolist()
+            ]
+            self._rows += self._made(step, ring[:, _LEAD:], losses, ring[:, 1].tolist())
         self._read_rows = total
         taken, fetched = buffers.samples(self._read_samples)
         self._read_samples = taken
@@ -217,21 +218,41 @@ class TensorFlowChannel:
             )
         return lost
 
-    def _row(self, step: int, half_squares: Any, loss: float | None, scale: float) -> Row:
-        norm: NDArray[np.float32] = (
-            np.sqrt(2.0 * np.asarray(half_squares, np.float64)) / scale
-        ).astype(np.float32)
-        skipped = bool(
-            not np.all(np.isfinite(norm))
-            and self.optimizer is not None
-            and (self.cadence.skip_non_finite or optimizers.scales_loss(self.optimizer))
-        )
+    def _made(
+        self,
+        first: int,
+        half_squares: NDArray[Any],
+        losses: Sequence[float | None],
+        scales: Sequence[float],
+    ) -> list[Row]:
+        """Make rows of consecutive steps from half the sums of squares, ``[rows, V]``."""
+        factors = np.asarray(scales, np.float64)[:, np.newaxis]
+        norms = np.sqrt(2.0 * half_squares.astype(np.float64)) / factors
+        norms = norms.astype(np.float32)
+        finite = [bool(np.isfinite(norm).all()) for norm in norms]
         if self._none:
-            norm[list(self._none)] = np.nan
-        if not skipped:
-            self._accumulated += 1
-        due = not skipped and self._accumulated % self._every == 0
-        return Row(step=step, norm=norm, loss=loss, scale=scale, skipped=skipped, update_due=due)
+            norms[:, list(self._none)] = np.nan
+        rows = []
+        for offset, (norm, loss, scale) in enumerate(zip(norms, losses, scales, strict=True)):
+            skipped = bool(
+                not finite[offset]
+                and self.optimizer is not None
+                and (self.cadence.skip_non_finite or optimizers.scales_loss(self.optimizer))
+            )
+            if not skipped:
+                self._accumulated += 1
+            due = not skipped and self._accumulated % self._every == 0
+            rows.append(
+                Row(
+                    step=first + offset,
+                    norm=norm,
+                    loss=loss,
+                    scale=scale,
+                    skipped=skipped,
+                    update_due=due,
+                )
+            )
+        return rows
 
 
 class _Buffers:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_gradguard.taps import numbers
+from keras_gradguard.taps.branch import when
 from keras_gradguard.taps.update import Update, moved
 
 
@@ -70,7 +71,7 @@ class GraphStep:
                 for v in self.update.weights()
             ]
 
-        return list(tf.nest.flatten(tf.cond(sample, take, leave)))
+        return list(tf.nest.flatten(when(sample, take, leave)))
 
     def look(self, values: Sequence[Any], grads: Sequence[Any], *, scaled: bool) -> None:
         """Write histogram and largest entry of each gradient. Called inside the sampled branch.
@@ -117,7 +118,7 @@ class GraphStep:
             buffers.taken.assign_add(1)
             return tf.zeros([])
 
-        tf.cond(sample, compare, lambda: tf.zeros([]))
+        when(sample, compare, lambda: tf.zeros([]))
 
     def push(self, row: Any) -> None:
         """Write the sentinel's row: loss, loss scale, half the sum of squares a variable."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import tensorflow as tf
 from keras_gradguard.records import Sample, VariableInfo
 from keras_gradguard.taps import numbers
 from keras_gradguard.taps.base import Cadence
+from keras_gradguard.taps.branch import when
 from keras_gradguard.taps.channel import TensorFlowChannel
 
 
@@ -40,6 +40,7 @@ class ProbeTap:
             )
             for probe in self.probes
         ]
+        self._sinks = [self._sink(index) for index in range(len(self.probes))]
         self.channel = TensorFlowChannel(None, "probes", infos, cadence, judged=False)
         count = len(self.probes)
         with tf.init_scope():
@@ -47,16 +48,15 @@ class ProbeTap:
             self._largest = tf.Variable(tf.zeros([count]), trainable=False)
             self._counts = tf.Variable(tf.zeros([count, numbers.BINS], tf.int32), trainable=False)
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Give every probe its sink for the time of a ``with`` block."""
-        for index, probe in enumerate(self.probes):
-            vars(probe)["_gradguard_sink"] = self._sink(index)
-        try:
-            yield
-        finally:
-            for probe in self.probes:
-                vars(probe)["_gradguard_sink"] = None
+    def install(self) -> Callable[[], None]:
+        """Give every probe its sink; return what takes the sinks away again."""
+        for probe, sink in zip(self.probes, self._sinks, strict=True):
+            vars(probe)["_gradguard_sink"] = sink
+        return self._uninstall
+
+    def _uninstall(self) -> None:
+        for probe in self.probes:
+            vars(probe)["_gradguard_sink"] = None
 
     def _sink(self, index: int) -> Callable[[Any], Any]:
         def sink(upstream: Any) -> Any:
@@ -127,6 +127,6 @@ class ProbeTap:
             return tf.zeros([])
 
         wanted = tf.equal(count % self._every, 0) | (count < buffers.dense_until)
-        tf.cond(wanted, take, lambda: tf.zeros([]))
+        when(wanted, take, lambda: tf.zeros([]))
         buffers.ring.scatter_nd_update([[count % buffers.ring_size]], [row])
         buffers.count.assign_add(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,8 +47,16 @@ class TapeWatch:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Put the watch in place for the time of a ``with`` block, on this thread's behalf."""
-        with _WATCHES.adding(self):
+        take_away = self.install()
+        try:
             yield
+        finally:
+            take_away()
+
+    def install(self) -> Callable[[], None]:
+        """Put the watch in place; return what takes it away again."""
+        _WATCHES.add(self)
+        return lambda: _WATCHES.remove(self)
 
     def add(self, record: TapeRecord) -> None:
         """Keep a record, dropping the oldest above ``keep``."""
@@ -76,19 +84,17 @@ class _Watches:
         self._active: list[TapeWatch] = []
         self._original: Any = None
 
-    @contextlib.contextmanager
-    def adding(self, watch: TapeWatch) -> Iterator[None]:
+    def add(self, watch: TapeWatch) -> None:
         with self._lock:
             if not self._active:
                 self._install()
             self._active.append(watch)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._active.remove(watch)
-                if not self._active:
-                    tf.GradientTape.gradient = self._original
+
+    def remove(self, watch: TapeWatch) -> None:
+        with self._lock:
+            self._active.remove(watch)
+            if not self._active:
+                tf.GradientTape.gradient = self._original
 
     def _install(self) -> None:
         original = self._original = tf.GradientTape.gradient

@@ -77,23 +77,28 @@ class TensorFlowTap:
             targets: Keras optimizers. Their instance dictionaries are afterwards what they
                 were before, however the block is left.
         """
-        with contextlib.ExitStack() as stack:
+        # Entered on every step of `fit`: one generator, and no other context manager inside.
+        undo: list[Callable[[], None]] = []
+        try:
             for optimizer in targets:
-                stack.enter_context(self._wrapped(optimizer))
-            stack.enter_context(self.tape.installed())
+                self._wrap(optimizer, undo)
+            undo.append(self.tape.install())
             if self.probes is not None:
-                stack.enter_context(self.probes.installed())
+                undo.append(self.probes.install())
             self.wrapping += len(targets)
-            try:
-                yield
-            finally:
-                self.wrapping -= len(targets)
+            undo.append(lambda: self._unwrapped(len(targets)))
+            yield
+        finally:
+            for put_back in reversed(undo):
+                put_back()
 
-    @contextlib.contextmanager
-    def _wrapped(self, optimizer: Any) -> Iterator[None]:
+    def _unwrapped(self, number: int) -> None:
+        self.wrapping -= number
+
+    def _wrap(self, optimizer: Any, undo: list[Callable[[], None]]) -> None:
+        """Wrap one optimizer and add what undoes it, unless it is wrapped already."""
         if id(optimizer) in self._holds:
             # `train_on_batch` in a watched loop: both have it wrapped; a step counts once.
-            yield
             return
         own = vars(optimizer)
         missing = object()
@@ -106,12 +111,8 @@ class TensorFlowTap:
                 return original(grads, trainable_variables)
             return self._apply(optimizer, original, grads, trainable_variables)
 
-        # Straight into the dictionary: the attribute machinery of Keras would track it.
-        own["apply"] = apply
-        self._holds.add(id(optimizer))
-        try:
-            yield
-        finally:
+        def put_back() -> None:
+            nonlocal alive
             alive = False
             self._holds.discard(id(optimizer))
             if own.get("apply") is apply:
@@ -119,6 +120,11 @@ class TensorFlowTap:
                     del own["apply"]
                 else:
                     own["apply"] = previous
+
+        undo.append(put_back)
+        self._holds.add(id(optimizer))
+        # Straight into the dictionary: the attribute machinery of Keras would track it.
+        own["apply"] = apply
 
     # ------------------------------------------------------------------ one call of apply
 

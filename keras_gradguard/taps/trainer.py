@@ -52,6 +52,8 @@ class GuardedTrainFunction:
         self.iterator: Any = None
         self._inner: Any = None
         self._traced_for: list[TensorFlowTap] = []
+        self._seen: list[int] = []
+        self._found: list[Any] = []
 
     def attach(self, attachment: Attachment) -> None:
         """Add a tap; the step is traced anew unless it was traced with the very same taps."""
@@ -77,12 +79,16 @@ class GuardedTrainFunction:
             return self.plain(iterator)
         self.iterator = iterator
         inner = self._function()
-        targets = optimizers.of_model(self.model)
+        targets = self._targets()
         try:
-            with contextlib.ExitStack() as stack:
-                for attachment in self.attachments:
-                    stack.enter_context(attachment.tap.installed(targets))
-                result = inner(iterator)
+            if len(awake) == len(self.attachments) == 1:
+                with awake[0].tap.installed(targets):
+                    result = inner(iterator)
+            else:
+                with contextlib.ExitStack() as stack:
+                    for attachment in self.attachments:
+                        stack.enter_context(attachment.tap.installed(targets))
+                    result = inner(iterator)
         except _END_OF_DATA:
             raise
         except BaseException as error:
@@ -93,6 +99,18 @@ class GuardedTrainFunction:
             for attachment in awake:
                 attachment.armed = False
         return result
+
+    def _targets(self) -> list[Any]:
+        """Return the model's optimizers, looked for anew only when the model changed.
+
+        A traced step calls no ``apply``, so looking into every attribute on every step would be
+        for nothing.
+        """
+        seen = [*map(id, vars(self.model).values())]
+        if seen != self._seen or getattr(self.model, "run_eagerly", True):
+            self._found = optimizers.of_model(self.model)
+            self._seen = seen
+        return self._found
 
     def _build_optimizer(self) -> None:
         """Build the optimizer right before the first trace, as its first ``apply`` would.

@@ -10,7 +10,6 @@ import math
 import os
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -51,7 +50,7 @@ class _Series:
         self.chunk, self.values_in_chunk, self.rows_in_chunk = 0, 0, 0
         self.samples_written = 0
         # A sampled step's norm is known from its row, which may come before or after.
-        self.norms: deque[tuple[int, Float]] = deque(maxlen=_NORMS_KEPT)
+        self.norms: dict[int, Float] = {}
         self.awaited: set[int] = set()
         self.flow: FlowHistory | None = None
 
@@ -340,8 +339,10 @@ class EventWriter:
             if full or far:
                 self._write_block(series)
             series.rows.append(row)
-            series.norms.append((row.step, row.norm))
+            series.norms[row.step] = row.norm
         series.last_step = rows[-1].step
+        for step in [*itertools.islice(series.norms, max(0, len(series.norms) - _NORMS_KEPT))]:
+            del series.norms[step]
         if self._images:
             if series.flow is None:
                 series.flow = FlowHistory(len(series.names))
@@ -399,21 +400,21 @@ class EventWriter:
             numbers,
         )
         series.samples_written += 1
-        zero, nonfinite, ratio = numbers[:3]
+        zero, nonfinite, ratio = numbers[:3].tolist()
         tables = statistics.log10_tables(sample.histogram) if self._histograms else []
         for i, name in enumerate(series.names):
             if i in table.none:
                 continue
             if self._histograms:
                 event.histogram(f"gradient_log10/{name}", tables[i])
-            event.scalar(f"gradient_zero_fraction/{name}", float(zero[i]))
-            event.scalar(f"gradient_nonfinite/{name}", float(nonfinite[i]))
+            event.scalar(f"gradient_zero_fraction/{name}", zero[i])
+            event.scalar(f"gradient_nonfinite/{name}", nonfinite[i])
             if math.isfinite(ratio[i]):  # no ratio to weights that are all zero
-                event.scalar(f"update_ratio/{name}", float(ratio[i]))
+                event.scalar(f"update_ratio/{name}", ratio[i])
         if self._histograms:
             self._add_bands(event, series, table, sample)
         self._write(event, sample.step)
-        if any(step == sample.step for step, _ in series.norms):
+        if sample.step in series.norms:
             self._write_norms(series, sample.step)
         else:
             series.awaited.add(sample.step)
@@ -432,7 +433,9 @@ class EventWriter:
         layers = [layer for layer, columns in seen.items() if columns]
         if not layers:
             return
-        counts = np.stack([statistics.merge(sample.histogram[seen[layer]]) for layer in layers])
+        columns = [i for layer in layers for i in seen[layer]]
+        begins = np.cumsum([0, *(len(seen[layer]) for layer in layers[:-1])])
+        counts = np.add.reduceat(sample.histogram[columns].astype(np.int64), begins, axis=0)
         bands = statistics.log10_percentiles(counts, (5.0, 50.0, 95.0))
         for layer, band in zip(layers, bands, strict=True):
             if math.isfinite(band[1]):  # NaN when every entry is zero: the curve ends there
@@ -450,11 +453,11 @@ class EventWriter:
 
     def _write_norms(self, series: _Series, step: int) -> None:
         series.awaited.discard(step)
-        norm = next(n for s, n in series.norms if s == step)
+        norm = series.norms[step].tolist()
         event = self._event()
         for i, name in enumerate(series.names):
             if i not in series.table.none:
-                event.scalar(f"gradient_norm/{name}", float(norm[i]))
+                event.scalar(f"gradient_norm/{name}", norm[i])
         self._write(event, step)
 
     def _write_image(self, series: _Series) -> None:

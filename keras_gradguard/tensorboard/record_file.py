@@ -12,7 +12,7 @@ import errno
 import functools
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,7 @@ UInt32 = NDArray[np.uint32]
 
 _POLYNOMIAL: Final = 0x82F63B78  # CRC-32C (Castagnoli), bits reversed
 _LANE: Final = 256  # bytes; records are cut into lanes whose checksums run side by side
+_FRAME: Final = 16  # bytes around a record
 _SHORT: Final = 6000  # below this a plain loop is faster than NumPy's call overhead
 
 
@@ -67,48 +68,86 @@ def _half_word_tables() -> tuple[UInt32, UInt32]:
 def crc32c(data: bytes) -> int:
     """CRC-32C of ``data``.
 
-    Long data are front-padded with zeros (which leave a checksum register of 0 at 0) to a power
-    of two of 256-byte lanes; the lanes run in parallel and are then joined pairwise, each left
-    half taken through as many zero bytes as its right half is long.
-
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
     """
-    if len(data) < _SHORT:
-        table, register = _byte_table(), 0xFFFFFFFF
-        for byte in data:
-            register = table[(register ^ byte) & 255] ^ (register >> 8)
-        return register ^ 0xFFFFFFFF
-    lanes = 1 << (-(-len(data) // _LANE) - 1).bit_length()
-    padded = np.zeros(lanes * _LANE, np.uint8)
-    start = len(padded) - len(data)
-    padded[start:] = np.frombuffer(data, np.uint8)
-    padded[start : start + 4] ^= 255  # the same as starting from a register of all ones
-    words = np.ascontiguousarray(padded.view("<u4").reshape(lanes, -1).T)
+    return _one_by_one(data) if len(data) < _SHORT else checksums([data])[0]
+
+
+def _one_by_one(data: bytes) -> int:
+    table, register = _byte_table(), 0xFFFFFFFF
+    for byte in data:
+        register = table[(register ^ byte) & 255] ^ (register >> 8)
+    return register ^ 0xFFFFFFFF
+
+
+def checksums(parts: Sequence[bytes]) -> list[int]:
+    """CRC-32C of each of ``parts``.
+
+    All of them run side by side: each is front-padded with zeros (which leave a checksum register
+    of 0 at 0) to a power of two of equal lanes, all lanes go through NumPy at once, and those of
+    a part are then joined pairwise, each left half taken through as many zero bytes as its right
+    half is long.
+
+    >>> [hex(c) for c in checksums([b"123456789", b""])]
+    ['0xe3069283', '0x0']
+    """
+    sizes = [len(p) for p in parts]
+    if sum(sizes) < _SHORT or min(sizes) < 4:
+        return [_one_by_one(p) for p in parts]
+    numbers = np.array([1 << (-(-n // _LANE) - 1).bit_length() for n in sizes])
+    filled = [p.rjust(n * _LANE, b"\0") for p, n in zip(parts, numbers.tolist(), strict=True)]
+    padded = np.frombuffer(bytearray().join(filled), np.uint8)
+    starts = np.cumsum(numbers) * _LANE - sizes
+    padded[starts[:, None] + np.arange(4)] ^= 255  # the same as registers of all ones
+    words = np.ascontiguousarray(padded.view("<u4").reshape(-1, _LANE // 4).T)
     low, high = _half_word_tables()
-    registers = np.zeros(lanes, np.uint32)
+    registers = np.zeros(words.shape[1], np.uint32)
     for word in words:
         registers ^= word
         registers = low[registers & np.uint32(0xFFFF)] ^ high[registers >> np.uint32(16)]
-    doublings = _LANE.bit_length() - 1
-    while len(registers) > 1:
-        registers = _times(_after_zero_bytes(doublings), registers[::2]) ^ registers[1::2]
-        doublings += 1
-    return int(registers[0]) ^ 0xFFFFFFFF
+    found = np.zeros(len(parts), np.uint32)
+    first = np.cumsum(numbers) - numbers
+    for number in np.unique(numbers):
+        alike = np.flatnonzero(numbers == number)
+        joined = registers[first[alike, None] + np.arange(number)]
+        doublings = _LANE.bit_length() - 1
+        while joined.shape[1] > 1:
+            joined = _times(_after_zero_bytes(doublings), joined[:, ::2]) ^ joined[:, 1::2]
+            doublings += 1
+        found[alike] = joined[:, 0]
+    result: list[int] = (found ^ np.uint32(0xFFFFFFFF)).tolist()
+    return result
+
+
+def _masked(checksum: int) -> int:
+    """The checksum as record files store it: rotated by 15 bits, plus a constant."""
+    return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum as record files store it: rotated by 15 bits, plus a constant."""
-    checksum = crc32c(data)
-    return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    """The checksum of ``data`` as record files store it."""
+    return _masked(crc32c(data))
+
+
+@functools.lru_cache(maxsize=4096)
+def _head(length: int) -> bytes:
+    """The length of a record and its checksum. The same few lengths come again and again."""
+    head = struct.pack("<Q", length)
+    return head + struct.pack("<I", masked_crc32c(head))
+
+
+def framed_all(records: Sequence[bytes]) -> bytes:
+    """Return records as they stand in a file, one after another, see :func:`framed`."""
+    pieces: list[bytes] = []
+    for data, checksum in zip(records, checksums(records), strict=True):
+        pieces += (_head(len(data)), data, struct.pack("<I", _masked(checksum)))
+    return b"".join(pieces)
 
 
 def framed(data: bytes) -> bytes:
     """Return ``data`` as one record: length, checksum of the length, data, checksum."""
-    head = struct.pack("<Q", len(data))
-    return b"".join(
-        (head, struct.pack("<I", masked_crc32c(head)), data, struct.pack("<I", masked_crc32c(data)))
-    )
+    return framed_all([data])
 
 
 def read_records(path: Path) -> Iterator[bytes]:
@@ -149,15 +188,18 @@ class RecordFile:
     def __init__(self, path: Path, buffer_bytes: int = 1 << 20) -> None:
         self.path = path
         self._buffer_bytes = buffer_bytes
-        self._pending = bytearray()
+        self._records: list[bytes] = []
+        self._waiting = 0
         self._good = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._descriptor = os.open(path, flags, 0o644)
 
     def write(self, data: bytes) -> None:
         """Append one record."""
-        self._pending += framed(data)
-        if len(self._pending) >= self._buffer_bytes:
+        # Checksums are made when it is handed on: of many records at once they cost little.
+        self._records.append(data)
+        self._waiting += len(data) + _FRAME
+        if self._waiting >= self._buffer_bytes:
             self.flush()
 
     def flush(self) -> None:
@@ -169,8 +211,11 @@ class RecordFile:
         """
         if os.fstat(self._descriptor).st_nlink == 0:
             raise FileNotFoundError(errno.ENOENT, "the event file was deleted", str(self.path))
+        if not self._records:
+            return
+        data = framed_all(self._records)
         try:
-            with memoryview(self._pending) as view:
+            with memoryview(data) as view:
                 done = 0
                 while done < len(view):
                     done += os.write(self._descriptor, view[done:])
@@ -178,8 +223,12 @@ class RecordFile:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._good)
             raise
-        self._good += len(self._pending)
-        self._pending.clear()
+        self._good += len(data)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._records.clear()
+        self._waiting = 0
 
     def close(self) -> None:
         """Flush and close; the file is closed even when the flush fails."""
@@ -193,7 +242,7 @@ class RecordFile:
     def abandon(self) -> None:
         """Close without writing what is still waiting."""
         descriptor, self._descriptor = self._descriptor, -1
-        self._pending.clear()
+        self._forget()
         if descriptor >= 0:
             with suppress(OSError):
                 os.close(descriptor)
