@@ -37,7 +37,8 @@ class Workload:
         return self
 
 
-def _workload(model: keras.Model, shape: tuple[int, ...], batch: int, steps: int) -> Workload:
+def of_shape(model: keras.Model, shape: tuple[int, ...], batch: int, steps: int) -> Workload:
+    """Give a model random data: one epoch of so many steps."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(batch * steps, *shape)).astype("float32")
     return Workload(model, x, rng.integers(0, CLASSES, len(x)), batch)
@@ -47,7 +48,7 @@ def mlp(steps: int = 100) -> Workload:
     """Four layers of 256, batch 128: a step of about 3 ms, the hard case."""
     stack = [layers.Dense(256, activation="relu") for _ in range(4)]
     model = keras.Sequential([keras.Input((256,)), *stack, layers.Dense(CLASSES)])
-    return _workload(model, (256,), 128, steps)
+    return of_shape(model, (256,), 128, steps)
 
 
 def conv(steps: int = 40) -> Workload:
@@ -62,7 +63,7 @@ def conv(steps: int = 40) -> Workload:
             layers.Dense(CLASSES),
         ]
     )
-    return _workload(model, (28, 28, 1), 64, steps)
+    return of_shape(model, (28, 28, 1), 64, steps)
 
 
 def transformer(steps: int = 30) -> Workload:
@@ -74,14 +75,14 @@ def transformer(steps: int = 30) -> Workload:
             x + layers.Dense(64)(layers.Dense(128, activation="gelu")(x))
         )
     model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling1D()(x)))
-    return _workload(model, (32, 64), 32, steps)
+    return of_shape(model, (32, 64), 32, steps)
 
 
 def wide_mlp(steps: int = 8) -> Workload:
     """12 million parameters in two large kernels, batch 64."""
     stack = [layers.Dense(units, activation="relu") for units in (2400, 3600, 600)]
     model = keras.Sequential([keras.Input((512,)), *stack, layers.Dense(CLASSES)])
-    return _workload(model, (512,), 64, steps)
+    return of_shape(model, (512,), 64, steps)
 
 
 def embedding(steps: int = 60) -> Workload:
@@ -109,13 +110,13 @@ def deep(steps: int = 12, depth: int = 200) -> Workload:
         y = layers.LayerNormalization()(x)
         x = x + layers.Dense(32, activation="relu")(y)
     model = keras.Model(inputs, layers.Dense(CLASSES)(x))
-    return _workload(model, (32,), 32, steps)
+    return of_shape(model, (32,), 32, steps)
 
 
 def lstm(steps: int = 20) -> Workload:
     """One LSTM of 128 units over 32 steps, batch 32."""
     model = keras.Sequential([keras.Input((32, 32)), layers.LSTM(128), layers.Dense(CLASSES)])
-    return _workload(model, (32, 32), 32, steps)
+    return of_shape(model, (32, 32), 32, steps)
 
 
 WORKLOADS: dict[str, Callable[..., Workload]] = {

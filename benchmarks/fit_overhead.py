@@ -18,7 +18,7 @@ import tensorflow as tf
 from _contestants import contestants
 from _fits import PausedFit
 from _loops import Loop
-from _measure import Clock, ratios, seconds
+from _measure import ratios, seconds
 from _workloads import FIRST, WORKLOADS
 
 from keras_gradguard import GradientGuard
@@ -28,28 +28,18 @@ MODES = ("graph", "xla", "mirrored", "loop")
 WARM_UP = 60
 
 
-def steps_for(name: str, block_seconds: float) -> int:
-    """Return how many steps of a workload take about so long, found by trying."""
-    fit = PausedFit(WORKLOADS[name](4).compiled(), [])
-    fit.warm_up(8)
-    clock = Clock()
-    fit.block(clock)
-    fit.close()
-    return max(4, min(200, round(block_seconds / (clock.wall / 4))))
-
-
-def entered(name: str, mode: str, steps: int, log_dir: str, wanted: list[str]) -> dict[str, Any]:
+def entered(name: str, mode: str, log_dir: str, wanted: list[str]) -> dict[str, Any]:
     """Return the contestants of one workload, traced and warm."""
     found: dict[str, Any] = {}
     if mode == "loop":
-        found["plain"] = Loop(WORKLOADS[name](steps))
-        found["guard"] = Loop(WORKLOADS[name](steps), GradientGuard(log_dir=f"{log_dir}/loop"))
+        found["plain"] = Loop(WORKLOADS[name]())
+        found["guard"] = Loop(WORKLOADS[name](), GradientGuard(log_dir=f"{log_dir}/loop"))
     else:
         strategy = tf.distribute.MirroredStrategy() if mode == "mirrored" else None
         known = contestants(WORKLOADS[name](1), log_dir)
         for label in [n for n in known if not wanted or n in wanted]:
             with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
-                workload = WORKLOADS[name](steps).compiled(jit_compile=mode == "xla")
+                workload = WORKLOADS[name]().compiled(jit_compile=mode == "xla")
                 callbacks = contestants(workload, log_dir)[label]()
             found[label] = PausedFit(workload, callbacks)
             found[label].warm_up(1)  # one after another: each traces alone
@@ -58,13 +48,11 @@ def entered(name: str, mode: str, steps: int, log_dir: str, wanted: list[str]) -
     return found
 
 
-def measure(
-    name: str, mode: str, rounds: int, block_seconds: float, wanted: list[str]
-) -> list[dict[str, Any]]:
+def measure(name: str, mode: str, rounds: int, wanted: list[str]) -> list[dict[str, Any]]:
     """Return one row a contestant."""
     with tempfile.TemporaryDirectory() as log_dir:
-        steps = steps_for(name, block_seconds)
-        found = entered(name, mode, steps, log_dir, wanted)
+        steps = WORKLOADS[name]().steps
+        found = entered(name, mode, log_dir, wanted)
         rows = ratios(seconds(found, rounds), steps)
         for contestant in found.values():
             contestant.close()
@@ -72,10 +60,10 @@ def measure(
     return [{**place, "steps_a_block": steps, **row} for row in rows]
 
 
-def quick(rounds: int, block_seconds: float) -> None:
+def quick(rounds: int) -> None:
     """Print one line for each of the first three workloads."""
     for name in FIRST:
-        plain, guard = measure(name, "graph", rounds, block_seconds, ["plain", "guard"])
+        plain, guard = measure(name, "graph", rounds, ["plain", "guard"])
         line = {
             "workload": name,
             "ratio": guard["wall"]["median"],
@@ -98,19 +86,16 @@ def main() -> None:
     parser.add_argument("--mode", choices=MODES, default="graph")
     parser.add_argument("--contestants", nargs="*", default=[], help="names; all without it")
     parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--block-seconds", type=float, default=0.3)
     options = parser.parse_args()
     if options.quick:
-        quick(options.rounds or 60, options.block_seconds)
+        quick(options.rounds or 40)
         return
     if options.mode == "mirrored":
         cpu = tf.config.list_physical_devices("CPU")[0]
         two = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
         tf.config.set_logical_device_configuration(cpu, two)
     for name in options.workloads:
-        for row in measure(
-            name, options.mode, options.rounds or 15, options.block_seconds, options.contestants
-        ):
+        for row in measure(name, options.mode, options.rounds or 15, options.contestants):
             print(json.dumps(row), flush=True)
 
 

@@ -115,4 +115,4 @@ def test_the_same_is_found_with_and_without_them(run):
 
 def test_the_runs_above_show_every_symptom():
     test_the_same_is_found_with_and_without_them()
-    assert SEEN == {"non_finite", "exploding", "vanishing", "zero"}
+    assert {"non_finite", "exploding", "vanishing", "zero"} == SEEN
