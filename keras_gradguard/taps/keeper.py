@@ -14,9 +14,10 @@ _EXAMPLES = 64
 class BatchKeeper:
     """Holds the first examples of the batch that the last sampled step trained on.
 
-    In graph mode the batch is copied into device variables on sampled steps only. Under XLA
-    and with several replicas nothing is kept: shapes have to be static there, and a replica
-    sees a part of the batch only.
+    In graph mode the batch is copied into device variables on sampled steps only. XLA needs
+    static shapes, so there a fixed number of examples is taken, from the top again when the batch
+    is smaller, and :meth:`batch` cuts the repetitions off; arrays with another axis of unknown
+    length are not kept. With several replicas nothing is kept: a replica sees a part of the batch.
 
     Args:
         examples: Most examples to keep of a batch.
@@ -31,6 +32,7 @@ class BatchKeeper:
         self._kept: Any = None
         self._variables: list[Any] = []
         self._structure: Any = None
+        self._count: Any = None
 
     def see(self, data: Any) -> None:
         """Take note of the batch that is being trained on, traced or eager."""
@@ -72,22 +74,26 @@ class BatchKeeper:
             self._variables = []
             return
         given = [t for t in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(t)]
-        if compiled or not all_reachable(given):
+        if not all_reachable(given) or (compiled and not _can_be_static(data)):
             # Out of reach: a function is traced twice when it creates variables, and this batch
             # belongs to the first of its two graphs.
             return
-        structure = tf.nest.map_structure(self._head, data)
+        structure = tf.nest.map_structure(self._static_head if compiled else self._head, data)
         leaves = tf.nest.flatten(structure, expand_composites=True)
         tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
-        dtypes = [t.dtype for t in tensors]
-        if [v.dtype for v in self._variables] != dtypes:
+        forms = [(t.dtype, t.shape if compiled else None) for t in tensors]
+        if [(v.dtype, v.shape if compiled else None) for v in self._variables] != forms:
             with tf.init_scope():
-                self._variables = [_holder(d) for d in dtypes]
+                self._variables = [_holder(*form) for form in forms]
+                self._count = _holder(tf.int32, tf.TensorShape([])) if compiled else None
         self._structure = structure
 
         def assign() -> Any:
             for variable, tensor in zip(self._variables, tensors, strict=True):
                 variable.assign(tensor)
+            if compiled:
+                lengths = [tf.shape(t)[0] for t in given if t.shape.rank]
+                self._count.assign(tf.reduce_min(tf.stack([self.examples, *lengths])))
             return tf.zeros([])
 
         if when is None:
@@ -104,6 +110,9 @@ class BatchKeeper:
         values = [v.read_value() for v in self._variables]
         if any(v.shape.rank is None for v in values):
             return None
+        if self._count is not None:
+            count = int(self._count.numpy())
+            values = [v[:count] if v.shape.rank else v for v in values]
         leaves = tf.nest.flatten(self._structure, expand_composites=True)
         fill = iter(values)
         filled = [next(fill) if tf.is_tensor(leaf) else leaf for leaf in leaves]
@@ -113,6 +122,12 @@ class BatchKeeper:
     def _head(self, leaf: Any) -> Any:
         if tf.is_tensor(leaf) and isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0:
             return leaf[: self.examples]
+        return leaf
+
+    def _static_head(self, leaf: Any) -> Any:
+        if tf.is_tensor(leaf) and leaf.shape.rank != 0:
+            rows = tf.math.mod(tf.range(self.examples), tf.shape(leaf)[0])
+            return tf.gather(leaf, rows)
         return leaf
 
 
@@ -185,14 +200,28 @@ def watching_calls(model: Any, keeper: BatchKeeper) -> Iterator[None]:
             own["call"] = previous
 
 
-def _holder(dtype: Any) -> Any:
-    initial = tf.constant("" if dtype == tf.string else False if dtype == tf.bool else 0, dtype)
+def _holder(dtype: Any, shape: Any) -> Any:
+    blank = "" if dtype == tf.string else False if dtype == tf.bool else 0
+    initial = tf.fill([] if shape is None else shape.as_list(), tf.constant(blank, dtype))
     return tf.Variable(
         initial,
         trainable=False,
-        shape=tf.TensorShape(None),
+        shape=tf.TensorShape(None) if shape is None else shape,
         dtype=dtype,
         name="gradguard_batch",
+    )
+
+
+def _can_be_static(data: Any) -> bool:
+    """Return True when only the first axis of every array has an unknown length."""
+    leaves = [t for t in tf.nest.flatten(data) if t is not None]
+    return all(
+        isinstance(t, tf.Tensor)
+        and t.dtype != tf.string
+        and t.shape.rank is not None
+        and t.shape[1:].is_fully_defined()
+        for t in leaves
+        if not isinstance(t, (bool, int, float))
     )
 
 
