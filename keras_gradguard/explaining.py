@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+from collections.abc import Callable
 from typing import Any, Literal
 
 from keras_gradguard.findings import Finding
 from keras_gradguard.recorder import Recorder
+from keras_gradguard.records import ActivationStats
 from keras_gradguard.session import context_of
 from keras_gradguard.settings import Settings
 from keras_gradguard.taps.keeper import BatchKeeper, as_numpy, examples
-from keras_gradguard.taps.tensorflow import executing_eagerly
+from keras_gradguard.taps.tensorflow import TensorFlowTap, executing_eagerly
 
 
 class Explainer:
@@ -42,9 +44,11 @@ class Explainer:
         self.optimizer = optimizer
         self.partners = partners
         self.loss = loss
-        self.keeper: BatchKeeper | None = None
+        self.tap: TensorFlowTap | None = None
+        self.activations: Callable[[], tuple[ActivationStats, ...]] = tuple
         self.recording: Any = None
         self.loss_call: tuple[Any, Any] | None = None
+        self.loss_input: Any = None  # what the model was called with in the step of that call
         self.class_weight: dict[int, float] | None = None
 
     def __call__(self, finding: Finding, recorder: Recorder | None) -> Finding:
@@ -63,7 +67,12 @@ class Explainer:
 
     def _alone(self) -> contextlib.AbstractContextManager[None]:
         """Keep the diagnosis' own calls of the model out of what the guard sees."""
-        return contextlib.nullcontext() if self.keeper is None else self.keeper.pausing()
+        return contextlib.nullcontext() if self.tap is None else self.tap.looking_away()
+
+    @property
+    def keeper(self) -> BatchKeeper | None:
+        """What keeps the batch of the last sampled step."""
+        return None if self.tap is None else self.tap.keepers[0]
 
     def preflight(self) -> tuple[Finding, ...]:
         """Return what is wrong with model, loss and data by themselves, seen on one batch."""
@@ -83,16 +92,17 @@ class Explainer:
             model=self.model,
             optimizer=self.optimizer,
             loss=self.loss,
-            batch=self._batch(),
+            batch=self._batch(finding.symptom),
             mode=self.mode,
             partners=self.partners,
             step=finding.step,
             recording=self.recording,
             class_weight=self.class_weight,
+            activations=self.activations(),
             **context_of(recorder),
         )
 
-    def _batch(self) -> Any:
+    def _batch(self, symptom: str = "") -> Any:
         from keras_gradguard.diagnosis.context import Batch
 
         if self.keeper is None:
@@ -104,19 +114,29 @@ class Explainer:
         if kept is None:
             return None
         if self.mode != "fit":
-            return Batch(x=kept, y=self._target(kept))
+            pair = self._heard()
+            if pair is not None and symptom != "non_finite":
+                return Batch(x=pair[0], y=pair[1])
+            # What is wrong with the numbers of one step is to be seen in its own inputs only.
+            return Batch(x=kept)
         if not isinstance(kept, tuple):
             return Batch(x=kept)
         x, y, weight = (*kept, None, None)[:3]
         return Batch(x=x, y=y, sample_weight=weight)
 
-    def _target(self, x: Any) -> Any:
-        """Return the target of the same batch as ``x``, as the loop handed it to its loss."""
-        if self.loss_call is None:
+    def hear(self, call: tuple[Any, Any]) -> None:
+        """Take note of what a loop handed to its loss, and to its model in the same step."""
+        self.loss_call = call
+        current = None if self.keeper is None else self.keeper.current
+        self.loss_input = None if current is None else as_numpy(current)
+
+    def _heard(self) -> tuple[Any, Any] | None:
+        """Return inputs and targets of one and the same step of a loop, or None."""
+        if self.loss_call is None or self.loss_input is None:
             return None
         target = as_numpy(self.loss_call[0])
-        same = examples(target) == examples(x) != 0
-        return target if same else None
+        same = examples(target) == examples(self.loss_input) != 0
+        return (self.loss_input, target) if same else None
 
     def preflight_loop(self) -> tuple[Finding, ...]:
         """Return what is wrong with model, loss and data of a loop, seen on its first step."""
@@ -137,3 +157,4 @@ class Explainer:
         """Let go of everything that belongs to the run."""
         self.recording = None
         self.loss_call = None
+        self.loss_input = None

@@ -78,7 +78,8 @@ class FitSession:
             [model], settings, findings, writer, cadence, self.explainer, tap=tap
         )
         self.explainer.class_weight = class_weight_of_fit(model)
-        self.explainer.keeper = self.observer.tap.keepers[0]
+        self.explainer.tap = self.observer.tap
+        self.explainer.activations = self.observer.activations
         self.attachment = Attachment(self.observer.tap, self._failed)
         self._unread = 0
         self._steps = 0

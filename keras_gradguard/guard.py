@@ -35,6 +35,10 @@ class GradientGuard(keras.callbacks.Callback):
         histograms: Write gradient histograms. Defaults to True.
         images: Also write a picture of the gradient flow for the Images tab with each sample.
             Defaults to False.
+        activations: Also watch what each layer puts out, on sampled steps: histograms, shares of
+            zeros, of saturated entries and of units that were dead for every example of the
+            last samples go to TensorBoard and into the diagnosis. Not with several replicas.
+            Defaults to False.
         skip_non_finite: Leave weights and optimizer state as they were on a step whose
             gradients hold a NaN or Inf; the first is reported as a warning, all are counted
             in ``guard.steps_skipped``. Defaults to False.
@@ -68,6 +72,7 @@ class GradientGuard(keras.callbacks.Callback):
         check_every: int = 10,
         histograms: bool = True,
         images: bool = False,
+        activations: bool = False,
         skip_non_finite: bool = False,
         diagnose: bool = True,
         on_finding: Callable[[Finding], None] | None = None,
@@ -80,6 +85,7 @@ class GradientGuard(keras.callbacks.Callback):
             check_every=check_every,
             histograms=histograms,
             images=images,
+            activations=activations,
             skip_non_finite=skip_non_finite,
             diagnose=diagnose,
             on_finding=on_finding,

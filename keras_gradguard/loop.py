@@ -65,7 +65,8 @@ class LoopSession:
         if not all(replicas.is_chief(model) for model in self.models):
             writer = None
         self.observer = Observer(self.models, settings, findings, writer, cadence, self.explainer)
-        self.explainer.keeper = self.observer.tap.keepers[0]
+        self.explainer.tap = self.observer.tap
+        self.explainer.activations = self.observer.activations
         self._batches = 0
         self._checks = 0
         self._unread = 0
@@ -143,7 +144,8 @@ class LoopSession:
         for model in self.models:
             recording.know(model.variables)
         self.explainer.recording = recording
-        self.explainer.loss_call = self._calls.arguments or self.explainer.loss_call
+        if self._calls.arguments is not None:
+            self.explainer.hear(self._calls.arguments)
 
     def _step_seen(self, suspicious: bool) -> None:
         """Called twice a step: before it is judged, and after, when nothing was raised."""

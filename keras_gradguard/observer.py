@@ -8,12 +8,13 @@ from typing import Any
 from keras_gradguard.findings import Cause, Evidence, Finding
 from keras_gradguard.layers import find_probes
 from keras_gradguard.recorder import Recorder
-from keras_gradguard.records import Row, Table
+from keras_gradguard.records import ActivationStats, Row, Table
 from keras_gradguard.rules import none_gradient
 from keras_gradguard.session import Run, Writer
 from keras_gradguard.settings import Settings
 from keras_gradguard.strays import FleetingLayers, MisdirectedGradients, StillWeights
 from keras_gradguard.taps import names, optimizers
+from keras_gradguard.taps.activations import ActivationTap
 from keras_gradguard.taps.base import Cadence, Channel
 from keras_gradguard.taps.probes import ProbeTap
 from keras_gradguard.taps.tape import TapeRecord
@@ -75,6 +76,10 @@ class Observer:
         if self.tap.probes is None:
             probes = [p for model in models for p in find_probes(model)]
             self.tap.probes = ProbeTap(probes, cadence) if probes else None
+        if settings.activations and self.tap.activations is None:
+            self.tap.activations = ActivationTap(models, cadence)
+        if self.tap.activations is not None:
+            self.tap.activations.read()  # what an earlier run left unread
         for channel in self.tap.streams():
             channel.rebase()
 
@@ -89,9 +94,17 @@ class Observer:
         Raises:
             GradientGuardError: A finding whose policy is ``"raise"``.
         """
+        self.activations()
         for channel in self.tap.streams():
             self._take(channel)
         self._look_for_misdirected()
+
+    def activations(self) -> tuple[ActivationStats, ...]:
+        """Read what the layers put out, and return the latest."""
+        tap = self.tap.activations
+        if tap is not None and executing_eagerly():
+            self.run.take_activations(tap.read())
+        return self.run.activations
 
     def _look_for_misdirected(self) -> None:
         steps = max((r.seen for r in self.run.recorders.values()), default=0)

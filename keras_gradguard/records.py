@@ -125,3 +125,55 @@ class Table:
     def sizes(self) -> NDArray[np.float64]:
         """``[V]`` float64, number of elements of each variable, at least 1."""
         return np.array([max(v.size, 1) for v in self.variables], np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationStats:
+    """What one layer put out, per unit (last axis), over every example seen.
+
+    Args:
+        layer: Name of the layer.
+        kind: ``"relu"``, ``"sigmoid"``, ``"tanh"``, ``"softmax"``, another activation's
+            name, or ``""`` when the output is not an activation's.
+        units: Size of the last axis.
+        examples: Number of examples (rows) that the figures cover.
+        dead_fraction: Share of units that are exactly 0 for every example, 0 to 1.
+        saturated_fraction: Share of entries at a flat end of the activation, 0 to 1.
+        constant_fraction: Share of units with one and the same value for every example.
+        zero_fraction: Share of entries that are exactly 0.
+        min: Smallest value.
+        max: Largest value.
+        output: True when this layer's output is an output of the model.
+        nonfinite: Number of NaN and Inf entries.
+    """
+
+    layer: str
+    kind: str = ""
+    units: int = 0
+    examples: int = 0
+    dead_fraction: float = 0.0
+    saturated_fraction: float = 0.0
+    constant_fraction: float = 0.0
+    zero_fraction: float = 0.0
+    min: float = 0.0
+    max: float = 0.0
+    output: bool = False
+    nonfinite: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationSample:
+    """What the layers put out at one step. ``L`` is the number of layer calls seen.
+
+    Args:
+        step: Optimizer step, 0 for the first.
+        layers: One entry a call, in the order of the calls. ``dead_fraction`` and
+            ``constant_fraction`` cover every example of the last samples (``examples`` of
+            them); the other figures are those of this step.
+        histogram: ``[L, 512]`` int32, entries by sign and exponent bits, as in
+            :class:`Sample`.
+    """
+
+    step: int
+    layers: tuple[ActivationStats, ...]
+    histogram: Int

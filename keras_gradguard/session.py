@@ -12,7 +12,7 @@ from keras_gradguard.errors import GradientGuardWarning, error_for
 from keras_gradguard.findings import Finding
 from keras_gradguard.policy import Policy
 from keras_gradguard.recorder import Recorder
-from keras_gradguard.records import Row, Sample, Table
+from keras_gradguard.records import ActivationSample, ActivationStats, Row, Sample, Table
 from keras_gradguard.taps.base import Channel
 
 logger = logging.getLogger("keras_gradguard")
@@ -29,6 +29,9 @@ class Writer(Protocol):
 
     def write_sample(self, table: Table, sample: Sample) -> None:
         """Write the full statistics of one step."""
+
+    def write_activations(self, sample: ActivationSample) -> None:
+        """Write what the layers put out at one step."""
 
     def write_finding(self, finding: Finding) -> None:
         """Write an incident, at once."""
@@ -68,6 +71,7 @@ class Run:
         self._opening = opening
         self.findings: list[Finding] = []
         self.recorders: dict[int, Recorder] = {}
+        self.activations: tuple[ActivationStats, ...] = ()
         self.stop_requested = False
         self._explain = explain
         self._on_finding = on_finding
@@ -132,6 +136,17 @@ class Run:
             channel.sample_next(2 * self.policy.patience)
         for finding in rules.judge(history, self.policy):
             self.report(finding, recorder)
+
+    def take_activations(self, samples: Sequence[ActivationSample]) -> None:
+        """Write what the layers put out, and keep the latest for the diagnosis.
+
+        Args:
+            samples: New ones, oldest first.
+        """
+        for sample in samples:
+            self.activations = sample.layers
+            if self.writer is not None and sample.step % self._sample_every == 0:
+                self.writer.write_activations(sample)
 
     def report(self, finding: Finding, recorder: Recorder | None = None) -> None:
         """Explain a finding, write it down and act on it; once per symptom and place.

@@ -26,6 +26,7 @@ class Settings:
     check_every: int = 10
     histograms: bool = True
     images: bool = False
+    activations: bool = False
     skip_non_finite: bool = False
     diagnose: bool = True
     on_finding: Callable[[Finding], None] | None = None

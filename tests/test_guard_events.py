@@ -234,3 +234,21 @@ def test_a_picture_of_the_gradient_flow_comes_on_request(tmp_path):
         ]  # fmt: skip
     assert not pictures[False]
     assert pictures[True]
+
+
+def test_layer_outputs_are_written_when_asked_for(tmp_path):
+    guard = GradientGuard(log_dir=tmp_path, sample_every=2, activations=True)
+    model, _ = train("mlp", adam, [guard], epochs=2)
+    found = read(tmp_path / "gradguard")
+    names = [la.name for la in model.layers]
+    for name in names:
+        assert sorted(found[f"activation_log10/{name}"]) == [0, 2, 4]
+        tables = found[f"activation_log10/{name}"]
+        # The counts are those of the whole batch of that step: 16, 16 or the last 8 examples.
+        units = model.get_layer(name).units
+        assert [tables[s][:, 2].sum() / units for s in (0, 2, 4)] == [16, 8, 16]
+        assert 0 <= found[f"activation_dead_fraction/{name}"][4] <= 1
+    assert f"activation_saturated_fraction/{names[0]}" not in found  # a relu has no flat end
+    assert f"activation_saturated_fraction/{names[1]}" in found
+    train("mlp", adam, [GradientGuard(log_dir=tmp_path / "without", sample_every=2)])
+    assert not any(tag.startswith("activation") for tag in read(tmp_path / "without/gradguard"))

@@ -10,19 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_gradguard.diagnosis import blame
-from keras_gradguard.diagnosis.context import ActivationStats
 from keras_gradguard.diagnosis.data import input_scale
 from keras_gradguard.diagnosis.facts import Facts
 from keras_gradguard.diagnosis.trace import LayerCall
 from keras_gradguard.diagnosis.zeros import ENOUGH_EXAMPLES
 from keras_gradguard.findings import Cause, Evidence
-
-_KINDS = {
-    "Relu": "relu", "Relu6": "relu6", "Sigmoid": "sigmoid", "Tanh": "tanh", "Softmax": "softmax",
-    "LeakyRelu": "leaky_relu", "Elu": "elu", "Selu": "selu", "Softplus": "softplus",
-    "Softsign": "softsign", "Erf": "erf",
-}  # fmt: skip
-_FLAT = 1e-7
+from keras_gradguard.records import ActivationStats
+from keras_gradguard.taps.gauge import BY_OP, flat_share
 
 
 def layer_statistics(facts: Facts) -> tuple[ActivationStats, ...]:
@@ -49,7 +43,7 @@ def layer_statistics(facts: Facts) -> tuple[ActivationStats, ...]:
             t = tf.cast(call.outputs[0], tf.float32)
             axes = list(range(t.shape.rank - 1))
             low, high = tf.reduce_min(t, axes), tf.reduce_max(t, axes)
-            tensors += [low, high, tf.stack([_flat_share(t, kind), _share(t == 0), _bad(t)])]
+            tensors += [low, high, tf.stack([flat_share(t, kind), _share(t == 0), _bad(t)])]
         return tensors
 
     numbers = facts.compute(make)
@@ -89,7 +83,7 @@ def _kind(facts: Facts, tensor: Any) -> str:
     trace = facts.trace
     value = trace.value(tensor) if trace is not None else None
     op = blame.through(value) if value is not None else None
-    return _KINDS.get(op.type, "") if op is not None else ""
+    return BY_OP.get(op.type, "") if op is not None else ""
 
 
 def _share(flags: Any) -> Any:
@@ -98,14 +92,6 @@ def _share(flags: Any) -> Any:
 
 def _bad(t: Any) -> Any:
     return tf.reduce_sum(tf.cast(~tf.math.is_finite(t), tf.float32))
-
-
-def _flat_share(t: Any, kind: str) -> Any:
-    if kind == "tanh" or kind == "softsign" or kind == "erf":
-        return _share(1 - tf.abs(t) < _FLAT)
-    if kind in ("sigmoid", "softmax"):
-        return _share((t < _FLAT) | (1 - t < _FLAT))
-    return tf.zeros(())
 
 
 def constant_outputs(facts: Facts) -> tuple[str, int, int] | None:

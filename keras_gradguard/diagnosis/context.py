@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from keras_gradguard.records import Row, Sample, Table
+from keras_gradguard.records import ActivationStats, Row, Sample, Table
 
 Mode = Literal["fit", "loop", "check"]
 Role = Literal["input", "target", "output", "sample_weight", "mask"]
@@ -59,40 +59,6 @@ class DataStats:
     zero_fraction: float = 0.0
     batches: int = 1
     bad_columns: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationStats:
-    """What one layer put out, per unit (last axis), over every example seen.
-
-    Args:
-        layer: Name of the layer.
-        kind: ``"relu"``, ``"sigmoid"``, ``"tanh"``, ``"softmax"``, another activation's
-            name, or ``""`` when the output is not an activation's.
-        units: Size of the last axis.
-        examples: Number of examples (rows) that the figures cover.
-        dead_fraction: Share of units that are exactly 0 for every example, 0 to 1.
-        saturated_fraction: Share of entries at a flat end of the activation, 0 to 1.
-        constant_fraction: Share of units with one and the same value for every example.
-        zero_fraction: Share of entries that are exactly 0.
-        min: Smallest value.
-        max: Largest value.
-        output: True when this layer's output is an output of the model.
-        nonfinite: Number of NaN and Inf entries.
-    """
-
-    layer: str
-    kind: str = ""
-    units: int = 0
-    examples: int = 0
-    dead_fraction: float = 0.0
-    saturated_fraction: float = 0.0
-    constant_fraction: float = 0.0
-    zero_fraction: float = 0.0
-    min: float = 0.0
-    max: float = 0.0
-    output: bool = False
-    nonfinite: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ class BatchKeeper:
 
     def see(self, data: Any) -> None:
         """Take note of the batch that is being trained on, traced or eager."""
-        if _examined():
+        if examined():
             return
         self._current = data
 
@@ -225,7 +225,7 @@ def _can_be_static(data: Any) -> bool:
     )
 
 
-def _examined() -> bool:
+def examined() -> bool:
     """Return True inside a graph that the diagnosis traces: its inputs are placeholders."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None:

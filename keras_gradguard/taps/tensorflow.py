@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_gradguard.records import Row, Sample
 from keras_gradguard.taps import names, numbers, optimizers, replicas
+from keras_gradguard.taps.activations import ActivationTap
 from keras_gradguard.taps.base import Cadence
 from keras_gradguard.taps.channel import BAD_BUDGET, TensorFlowChannel
 from keras_gradguard.taps.graph import GraphStep, compiling_with_xla
@@ -62,6 +63,7 @@ class TensorFlowTap:
         self.tape = TapeWatch()
         self.keepers: list[BatchKeeper] = [BatchKeeper()]
         self.probes: ProbeTap | None = None
+        self.activations: ActivationTap | None = None
         self.seen = 0  # calls of apply, traced or eager
         self.wrapping = 0  # optimizers wrapped at the moment
         self._hand_delivered: tuple[TensorFlowChannel, tuple[int, ...]] | None = None
@@ -85,6 +87,8 @@ class TensorFlowTap:
             undo.append(self.tape.install())
             if self.probes is not None:
                 undo.append(self.probes.install())
+            if self.activations is not None:
+                undo.append(self.activations.install())
             self.wrapping += len(targets)
             undo.append(lambda: self._unwrapped(len(targets)))
             yield
@@ -94,6 +98,16 @@ class TensorFlowTap:
 
     def _unwrapped(self, number: int) -> None:
         self.wrapping -= number
+
+    @contextlib.contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """See no call of a model or layer for the time of a ``with`` block: a diagnosis runs."""
+        with contextlib.ExitStack() as stack:
+            for keeper in self.keepers:
+                stack.enter_context(keeper.pausing())
+            if self.activations is not None:
+                stack.enter_context(self.activations.pausing())
+            yield
 
     def _wrap(self, optimizer: Any, undo: list[Callable[[], None]]) -> None:
         """Wrap one optimizer and add what undoes it, unless it is wrapped already."""
@@ -172,6 +186,8 @@ class TensorFlowTap:
             return self._eagerly(run, record, recorded=known)
         finally:
             self.tape.forget()
+            if self.activations is not None:
+                self.activations.forget()
 
     def _push_probes(self, record: TapeRecord | None) -> None:
         if self.probes is None or replicas.inside():
@@ -236,6 +252,8 @@ class TensorFlowTap:
             buffers.bad_budget.assign_sub(tf.cast(bad, tf.int64))
             for keeper in self.keepers:
                 keeper.save(compiled=compiled, when=first)
+            if self.activations is not None:
+                self.activations.save(run.channel, step.count)
 
         sample = step.wanted(bad)
         before = step.before(sample, look)
@@ -307,6 +325,8 @@ class TensorFlowTap:
         if wanted:
             for keeper in self.keepers:
                 keeper.save(compiled=False)
+            if self.activations is not None:
+                self.activations.save(channel, row.step - channel.base)
             values = [
                 None if g is None else numbers.magnitudes(numbers.dense_values(g), g) / scale
                 for g in grads

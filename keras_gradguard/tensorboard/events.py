@@ -20,8 +20,9 @@ import numpy as np
 from keras_gradguard import statistics
 from keras_gradguard.errors import GradientGuardWarning
 from keras_gradguard.findings import Finding
-from keras_gradguard.records import Float, Row, Sample, Table
+from keras_gradguard.records import ActivationSample, Float, Row, Sample, Table
 from keras_gradguard.tensorboard import incidents, schema
+from keras_gradguard.tensorboard.activations import add_activations
 from keras_gradguard.tensorboard.flow_image import FlowHistory, picture
 from keras_gradguard.tensorboard.layout import layout_bytes
 from keras_gradguard.tensorboard.naming import NameRegistry, printable
@@ -68,7 +69,9 @@ class EventWriter:
 
     **Tags** name the metric first: ``gradient_log10/<variable>``, ``gradient_norm/...``,
     ``gradient_zero_fraction/...``, ``gradient_nonfinite/...``, ``update_ratio/...``, and
-    ``gradient_log10_p05/<layer>`` with ``p50`` and ``p95``. With several optimizers their name
+    ``gradient_log10_p05/<layer>`` with ``p50`` and ``p95``; of layer outputs
+    ``activation_log10/<layer>``, ``activation_zero_fraction/...``, ``activation_dead_fraction/...``
+    and ``activation_saturated_fraction/...``. With several optimizers their name
     stands before the variable's (``gradient_norm/generator/dense/kernel``): announce them with
     :meth:`begin`; one that appears later unannounced gets its name, the first keeps none.
 
@@ -173,6 +176,14 @@ class EventWriter:
         """
         self._guarded(lambda: self._write_sample(table, sample))
 
+    def write_activations(self, sample: ActivationSample) -> None:
+        """Write what the layers put out at one sampled step.
+
+        Args:
+            sample: The statistics.
+        """
+        self._guarded(lambda: self._write_activations(sample))
+
     def write_finding(self, finding: Finding) -> None:
         """Write a finding at once: to ``incidents.jsonl`` (synced to the disk) and the Text tab.
 
@@ -224,6 +235,7 @@ class EventWriter:
         self._labels: dict[Any, str] = {}
         self._variable_names = NameRegistry()
         self._layer_names = NameRegistry()
+        self._call_names = NameRegistry()
         self._findings: list[Finding] = []
         self._described: set[str] = set()
         self._layout_written = False
@@ -468,6 +480,15 @@ class EventWriter:
         tag = f"gradient_flow{self._suffix(series.table)}"
         event.image(tag, (width, height), png, series.names)
         self._write(event, series.last_step)
+
+    # ------------------------------------------------------------------ activations
+
+    def _write_activations(self, sample: ActivationSample) -> None:
+        names = [self._call_names.name("", layer.layer) for layer in sample.layers]
+        event = self._event()
+        add_activations(event, sample, names, histograms=self._histograms)
+        self._write(event, sample.step)
+        self._flush_if_due()
 
     # ------------------------------------------------------------------ findings
 

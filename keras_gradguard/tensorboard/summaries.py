@@ -47,6 +47,14 @@ DESCRIPTIONS: Final = {
     "gradient_log10_p95": "95th percentile of log10|gradient| over a layer, zeros left out.",
     "gradient_global_norm": "L2 norm of all gradients together: the largest of the steps since "
     "the point before.",
+    "activation_log10": "Entries of a layer's output by **log10 of their magnitude**, like "
+    "`gradient_log10`: the lowest bucket holds the exact zeros.",
+    "activation_zero_fraction": "Share of a layer's output that is exactly zero in this batch.",
+    "activation_dead_fraction": "Share of units that were zero for every example of the last "
+    "samples. At 1 nothing passes this layer.",
+    "activation_saturated_fraction": "Share of a bounded activation's output that lies at one of "
+    "its ends, where the slope is zero.",
+    "activation_nonfinite": "Number of NaN and Inf in a layer's output.",
     "loss": "Loss of the batch at this optimizer step.",
 }
 
