@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from keras_gradguard.diagnosis.context import ActivationStats, Batch, Context, DataStats
+from keras_gradguard.diagnosis.context import Batch, Context, DataStats
 from keras_gradguard.diagnosis.diagnose import diagnose, preflight
 from keras_gradguard.diagnosis.explain import explain
+from keras_gradguard.records import ActivationStats
 
 __all__ = [
     "ActivationStats",

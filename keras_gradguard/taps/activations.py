@@ -23,8 +23,9 @@ _MISSING = object()
 class ActivationTap:
     """Sees the outputs of a model's innermost layers while a training step runs.
 
-    ``call`` of each layer is replaced on the instance while a step may run, and returns what it always did. The numbers are made where a sampled step makes the others;
-    on other steps nothing is computed.
+    ``call`` of each layer is replaced on the instance while a step may run, and returns what it
+    always did. The numbers are made where a sampled step makes the others; on other steps nothing
+    is computed.
 
     Not seen: integer outputs, layers that return several tensors, layers inside a loop or a
     condition of the graph (a cell of an RNN), and any layer of a model that trains with several

@@ -103,7 +103,7 @@ def test_every_figure_is_what_the_layers_put_out(mode):
                 assert s.saturated_fraction == pytest.approx(
                     (1 - np.abs(now) < 1e-7).mean(), abs=0.05
                 )
-                assert s.saturated_fraction > 0.3
+                assert s.saturated_fraction > 0.1
     kinds = [s.kind for s in samples[0].layers]
     assert kinds == ["relu", "", "tanh", "softmax"]
 
