@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from keras_gradguard import terminal
 from keras_gradguard.errors import GradientGuardError
 from keras_gradguard.findings import Finding, Report
 from keras_gradguard.policy import Policy
@@ -33,8 +33,12 @@ examples:
 Exit code: 3 when a finding raised, otherwise that of the script.
 """
 _SHOW = """\
-example:
+examples:
   gradguard show logs/
+  gradguard show --json logs/ > runs.json
+
+Needs no TensorFlow. A line of blocks is a gradient's norm over the run: a dot stands for exact
+zeros, an exclamation mark for NaN or Inf, a blank for a gradient that is None.
 """
 _DIAGNOSE = """\
 examples:
@@ -75,6 +79,10 @@ class _MisuseError(Exception):
     """Something the person typed cannot be used; the text says what to do."""
 
 
+def _say(text: str, stream: TextIO) -> None:
+    print(terminal.colored(text) if terminal.wants_color(stream) else text, file=stream)
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -110,12 +118,14 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser(
         "show",
-        help="print the findings below a log directory",
-        description="Print what was found in the runs below a log directory.",
+        help="print the findings and the gradient flow below a log directory",
+        description="Print what was found in the runs below a log directory, and each variable's "
+        "gradient over the run.",
         epilog=_SHOW,
         formatter_class=plain,
     )
     show.add_argument("log_dir", type=Path, help="what was given to GradientGuard as log_dir")
+    show.add_argument("--json", action="store_true", help="print one JSON document")
     show.set_defaults(act=_show)
 
     look = commands.add_parser(
@@ -154,10 +164,8 @@ def _run(options: argparse.Namespace) -> int:
         raised, code = True, FOUND
         if all(f is not error.finding for f in guards.findings):
             guards.findings.append(error.finding)
-        print(error, file=sys.stderr)
         line = _line_of(script, error)
-        if line:
-            print(f"\n  raised  {line}", file=sys.stderr)
+        _say(f"{error}\n\n  raised  {line}" if line else str(error), sys.stderr)
     finally:
         if options.report is not None:
             _write(options.report, Report(findings=tuple(guards.findings), title=str(script)))
@@ -217,37 +225,14 @@ def _show(options: argparse.Namespace) -> int:
     home: Path = options.log_dir
     if not home.is_dir():
         raise _MisuseError(f"there is no directory '{home}'")
-    files = sorted(home.rglob("incidents.jsonl"), key=lambda p: (p.stat().st_mtime, str(p)))
-    total = 0
-    for path in files:
-        found, broken = _incidents(path)
-        total += len(found)
-        print(f"{path.parent}: {len(found)} finding{'s' * (len(found) != 1)}")
-        for incident in found:
-            print(f"\n{incident['message']}")
-        if broken:
-            print(f"\n({broken} unreadable line{'s' * (broken > 1)})")
-        print()
-    if not total:
-        print(f"Nothing was found in the runs below {home}.")
+    from keras_gradguard.tensorboard import show
+
+    runs = show.overview(home)
+    if options.json:
+        print(show.as_json(runs))
+    else:
+        _say(show.as_text(runs), sys.stdout)
     return 0
-
-
-def _incidents(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the findings of a file, and how many lines could not be read.
-
-    A run that was killed may leave half a line.
-    """
-    found, broken = [], 0
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            incident = json.loads(line)
-            incident["message"] = str(incident["message"])
-        except (json.JSONDecodeError, KeyError, TypeError):
-            broken += 1
-        else:
-            found.append(incident)
-    return found, broken
 
 
 # ------------------------------------------------------------------ diagnose
@@ -281,7 +266,7 @@ def _diagnose(options: argparse.Namespace) -> int:
         loss=options.loss,
         sample_weight=data.get("sample_weight"),
     )
-    print(report)
+    _say(str(report), sys.stdout)
     if options.report is not None:
         _write(options.report, report)
     return FOUND if _raises(report.findings) else 0

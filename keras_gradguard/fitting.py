@@ -8,6 +8,7 @@ from typing import Any
 from keras_gradguard.explaining import Explainer
 from keras_gradguard.findings import Finding
 from keras_gradguard.layers import logits_mismatch
+from keras_gradguard.notices import Console, summary
 from keras_gradguard.observer import (
     Observer,
     StillWeights,
@@ -36,6 +37,7 @@ class FitSession:
         settings: The guard's settings.
         findings: The list that findings are appended to.
         writer: Where to write, or None.
+        console: What Keras prints of this ``fit``, and what is said beside it.
         reuse: A finished session of the same model, whose traces may still fit.
     """
 
@@ -46,10 +48,12 @@ class FitSession:
         findings: list[Finding],
         writer: Writer | None,
         *,
+        console: Console | None = None,
         reuse: FitSession | None = None,
     ) -> None:
         self.model = model
         self.settings = settings
+        self.console = Console() if console is None else console
         self.observer: Observer
         self.on_close: Callable[[FitSession], None] | None = None
         self.guarded: GuardedTrainFunction | None = None
@@ -75,7 +79,14 @@ class FitSession:
             # All workers see the same numbers; one of them writes.
             writer = None
         self.observer = Observer(
-            [model], settings, findings, writer, cadence, self.explainer, tap=tap
+            [model],
+            settings,
+            findings,
+            writer,
+            cadence,
+            self.explainer,
+            tap=tap,
+            make_room=self.console.make_room,
         )
         self.explainer.class_weight = class_weight_of_fit(model)
         self.explainer.tap = self.observer.tap
@@ -83,6 +94,7 @@ class FitSession:
         self.attachment = Attachment(self.observer.tap, self._failed)
         self._unread = 0
         self._steps = 0
+        self._in_epoch = 0
         self._still: StillWeights | None = None
         self._applies_before = self.observer.tap.seen
         self._open = True
@@ -114,6 +126,9 @@ class FitSession:
 
     def before_batch(self) -> None:
         """Look at the steps so far when there are enough, then let the next one pass."""
+        if self._in_epoch:
+            self.console.bar_drawn()
+        self._in_epoch += 1
         if self._unread >= self.settings.check_every or self._steps == self._per_call:
             self._judge()
         if self.guarded is not None:
@@ -124,14 +139,23 @@ class FitSession:
 
     def after_epoch(self) -> None:
         """Look at the rest of the epoch and flush."""
+        self.console.bar_drawn()
         self._judge()
+        # Keras ends the line of its bar after the callbacks that were passed to `fit`.
+        self.console.bar_closed()
+        self._in_epoch = 0
         if self.observer.writer is not None:
             self.observer.writer.flush()
 
     def end(self) -> None:
         """Look a last time and put everything back."""
         self._judge()
+        self._sum_up()
         self.finish()
+
+    def _sum_up(self) -> None:
+        run = self.observer.run
+        self.console.say(summary(run.steps_seen, run.findings, run.steps_skipped))
 
     def _judge(self) -> None:
         self._unread = 0
@@ -176,7 +200,10 @@ class FitSession:
                 self.observer.run.report(finding.replace(step=self._steps, first_step=0))
 
     def _failed(self, error: BaseException) -> None:
-        del error
+        if isinstance(error, KeyboardInterrupt):
+            # Ctrl-C is a way to end a training; whether it was healthy so far is worth a line.
+            self.observer.drain()
+            self._sum_up()
         self.finish()
 
     def finish(self) -> None:

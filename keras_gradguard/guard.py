@@ -11,6 +11,8 @@ import keras
 from keras_gradguard.findings import Finding
 from keras_gradguard.fitting import FitSession
 from keras_gradguard.loop import LoopSession
+from keras_gradguard.notices import Console
+from keras_gradguard.plotting import flow_figure
 from keras_gradguard.policy import Policy
 from keras_gradguard.session import Writer
 from keras_gradguard.settings import Settings
@@ -111,6 +113,42 @@ class GradientGuard(keras.callbacks.Callback):
         """Steps of this run that were left out for a NaN or Inf in a gradient."""
         return sum(s.observer.run.steps_skipped for s in self._sessions)
 
+    def plot(self, figure: Any = None) -> Any:
+        """Draw the gradient flow of this run with matplotlib.
+
+        A row is a variable, a column a step (or several, in a long run: then their largest).
+        Exact zeros are red, NaN and Inf black, gradients that are None grey; steps with a
+        finding are marked. Beside it stands each variable's usual norm.
+
+        Args:
+            figure: A matplotlib figure to draw into, e.g. ``plt.figure()``. Defaults to a new
+                one, which a notebook shows and ``.savefig("flow.png")`` writes.
+
+        Returns:
+            The ``matplotlib.figure.Figure``.
+
+        Raises:
+            ImportError: matplotlib is not installed (``pip install 'keras-gradguard[plot]'``).
+            ValueError: No step was recorded yet.
+
+        Example:
+
+        >>> import keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> guard = GradientGuard(log_dir=None)
+        >>> x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+        >>> _ = model.fit(x, y, callbacks=[guard], verbose=0)
+        >>> figure = guard.plot()
+        """
+        panels = [panel for s in self._sessions for panel in s.observer.run.panels()]
+        if not panels:
+            raise ValueError(
+                "guard.plot() needs a run with at least one recorded optimizer step. Received: "
+                f"{self.steps_seen} steps. Train with this guard first."
+            )
+        return flow_figure(panels, figure)
+
     def _writer(self) -> Writer | None:
         settings = self.settings
         if settings.log_dir is None:
@@ -135,7 +173,13 @@ class GradientGuard(keras.callbacks.Callback):
         reuse = next((f for f in self._finished if f.model is model), None)
         # The same model goes on in the same run directory; another one gets its own.
         writer = self._writer() if reuse is None else reuse.observer.writer
-        session = FitSession(model, self.settings, self._findings, writer, reuse=reuse)
+        console = Console(
+            (self.params or {}).get("verbose", 0),
+            interactive=keras.config.is_interactive_logging_enabled(),
+        )
+        session = FitSession(
+            model, self.settings, self._findings, writer, console=console, reuse=reuse
+        )
         self._fits.append(session)
         self._sessions.append(session)
         session.on_close = self._closed

@@ -111,7 +111,7 @@ class LoopSession:
                 guarded.detach(attachment)
             if failed:
                 # The loop's own exception is on its way: record, but raise nothing over it.
-                self._drain()
+                self.observer.drain()
             self.watching = False
             self._still = None
             self.explainer.release()
@@ -138,8 +138,10 @@ class LoopSession:
     def _hear(self) -> None:
         if self._ears is None:
             return
-        ears, self._ears = self._ears, None
-        ears.close()
+        if tf_executing_eagerly():
+            ears, self._ears = self._ears, None
+            ears.close()
+        # In a trace they stay on: another optimizer's tape may come in the same step.
         recording = self._recorder.recording
         for model in self.models:
             recording.know(model.variables)
@@ -170,12 +172,6 @@ class LoopSession:
         self._held = [f for f in self._held if f not in due]
         for finding in due:
             self.observer.run.report(finding.replace(step=self._steps - 1, first_step=0))
-
-    def _drain(self) -> None:
-        for channel in self.observer.tap.channels.values():
-            reading = channel.read()
-            if self.observer.writer is not None and reading.rows:
-                self.observer.writer.write_rows(channel.table, reading.rows)
 
     def step(self, loss: Any) -> None:
         """End a batch: look at the numbers when enough have gathered."""

@@ -35,6 +35,7 @@ class Observer:
         cadence: How often to sample.
         explain: Adds causes to a finding.
         tap: A tap of an earlier run, to keep its traces.
+        make_room: Called before an error or a warning.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Observer:
         cadence: Cadence,
         explain: Callable[[Finding, Recorder | None], Finding] | None,
         tap: TensorFlowTap | None = None,
+        make_room: Callable[[], None] | None = None,
     ) -> None:
         self.models = list(models)
         self.settings = settings
@@ -56,6 +58,7 @@ class Observer:
             explain=explain,
             on_finding=settings.on_finding,
             opening=self._opening,
+            make_room=make_room,
         )
         self.run.findings = findings
         self.writer = writer
@@ -105,6 +108,11 @@ class Observer:
         if tap is not None and executing_eagerly():
             self.run.take_activations(tap.read())
         return self.run.activations
+
+    def drain(self) -> None:
+        """Record what is left on the device without judging it: training was left on the way."""
+        for channel in self.tap.channels.values():
+            self.run.drain(channel)
 
     def _look_for_misdirected(self) -> None:
         steps = max((r.seen for r in self.run.recorders.values()), default=0)

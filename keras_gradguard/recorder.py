@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from keras_gradguard.flow import Flow
 from keras_gradguard.records import Row, Sample, Table
 
 
@@ -152,6 +153,7 @@ class Recorder:
         self._rows: deque[Row] = deque(maxlen=self.keep_rows)
         self._samples: deque[Sample] = deque(maxlen=self.keep_samples)
         self._rolling = _Rolling(self.keep_rows, size)
+        self.flow = Flow(size)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -185,6 +187,7 @@ class Recorder:
         self.lost += lost
         self.skipped += sum(r.skipped for r in rows)
         if rows:
+            self.flow.add(rows)
             norms = self._rolling.append(rows)
             finite = np.where(np.isfinite(norms), norms, np.float32(0))
             self._peak = np.maximum(self._peak, finite.max(axis=0))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from keras_gradguard import rules
+from keras_gradguard import notices, rules
 from keras_gradguard.errors import GradientGuardWarning, error_for
 from keras_gradguard.findings import Finding
+from keras_gradguard.plotting import Panel
 from keras_gradguard.policy import Policy
 from keras_gradguard.recorder import Recorder
 from keras_gradguard.records import ActivationSample, ActivationStats, Row, Sample, Table
@@ -54,6 +54,7 @@ class Run:
             the finding has no numbers). Never raises.
         on_finding: The user's own function, called with each finding that is reported.
         opening: Returns the tables and the first step of the run, asked before the first write.
+        make_room: Called before an error or a warning, so that it starts on a line of its own.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class Run:
         explain: Callable[[Finding, Recorder | None], Finding] | None = None,
         on_finding: Callable[[Finding], None] | None = None,
         opening: Callable[[], tuple[list[Table], int | None]] | None = None,
+        make_room: Callable[[], None] | None = None,
     ) -> None:
         self.policy = policy
         self._writer = writer
         self._opening = opening
+        self._make_room = make_room
         self.findings: list[Finding] = []
         self.recorders: dict[int, Recorder] = {}
         self.activations: tuple[ActivationStats, ...] = ()
@@ -96,6 +99,25 @@ class Run:
     def steps_skipped(self) -> int:
         """Steps left out for a NaN or Inf, by the guard or by a loss-scale optimizer."""
         return sum(r.skipped for r in self.recorders.values() if r.table.judged)
+
+    def panels(self) -> list[Panel]:
+        """Return the gradient flow of each judged channel, for a picture."""
+        return [
+            Panel(
+                title=r.table.optimizer,
+                names=tuple(v.path for v in r.table.variables),
+                steps=r.flow.steps,
+                norms=r.flow.norms,
+                none=r.table.none,
+                marks=tuple(
+                    (f.step, f.symptom)
+                    for f in self.findings
+                    if f.step is not None and f.optimizer in (None, r.table.optimizer)
+                ),
+            )
+            for r in self.recorders.values()
+            if r.table.judged and len(r.flow.steps)
+        ]
 
     def recorder(self, channel: Channel) -> Recorder:
         """Return the recorder of a channel, made on first sight."""
@@ -148,6 +170,19 @@ class Run:
             if self.writer is not None and sample.step % self._sample_every == 0:
                 self.writer.write_activations(sample)
 
+    def drain(self, channel: Channel) -> None:
+        """Record what a channel still holds without judging it.
+
+        Args:
+            channel: What to read.
+        """
+        reading = channel.read()
+        self.recorder(channel).add(
+            reading.rows, reading.samples, lost=reading.lost, table=channel.table
+        )
+        if self.writer is not None and reading.rows:
+            self.writer.write_rows(channel.table, reading.rows)
+
     def report(self, finding: Finding, recorder: Recorder | None = None) -> None:
         """Explain a finding, write it down and act on it; once per symptom and place.
 
@@ -180,18 +215,20 @@ class Run:
             self.writer.write_finding(finding)
         if self._on_finding is not None:
             self._on_finding(finding)
+        if self._make_room is not None and action in ("raise", "warn", "stop"):
+            self._make_room()
         if action == "raise":
             raise error_for(finding)
         if action == "stop":
             self.stop_requested = True
         if action in ("warn", "stop"):
-            warnings.warn(GradientGuardWarning(finding), stacklevel=2)
+            notices.warn(GradientGuardWarning(finding))
         else:
             logger.info("%s", finding.message)
 
     def say(self, text: str) -> None:
         """Warn about the guard itself (not a finding), e.g. that it cannot see anything."""
-        warnings.warn(GradientGuardWarning(text), stacklevel=3)
+        notices.warn(GradientGuardWarning(text))
 
 
 def context_of(recorder: Recorder | None) -> dict[str, Any]:

@@ -91,7 +91,12 @@ class Guards:
         """
         from keras_gradguard.taps.hooks import live_models
 
-        free = [o for o in self._hooks.optimizers() if self._watched(o) is None]
+        # Those that have an `apply` of their own are watched by a guard of the script's.
+        free = [
+            o
+            for o in self._hooks.optimizers()
+            if self._watched(o) is None and "apply" not in vars(o)
+        ]
         models = live_models() if free else []
         if models:
             self._watch(models, free)

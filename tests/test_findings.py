@@ -1,5 +1,6 @@
 """Findings: validation, order, strict JSON, text that fits a terminal."""
 
+import html.parser
 import json
 import pickle
 
@@ -148,3 +149,69 @@ def test_wrong_words_are_refused(make, named):
 def test_findings_are_frozen():
     with pytest.raises(AttributeError):
         plain().step = 3
+
+
+# ---------------------------------------------------------------- HTML
+
+
+class Page(html.parser.HTMLParser):
+    """Collects tags, styles and text."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.open, self.tags, self.styles, self.text = [], set(), [], ""
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.tags.add(tag)
+        assert {name for name, _ in attrs} <= {"style"}
+        self.styles += [value for _, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+OURS = {"div", "table", "tr", "th", "td", "strong", "code", "p"}
+
+
+@given(FINDING)
+def test_html_is_ours_and_text_is_the_users(finding):
+    page = Page(finding._repr_html_())
+    assert page.open == []
+    assert page.tags <= OURS
+    for told in (finding.summary, finding.fix, *finding.where[:6], *finding.notes):
+        assert told in page.text
+    for cause in finding.causes[:3]:
+        assert cause.name in page.text
+
+
+@given(st.lists(FINDING, max_size=3), WORDS)
+def test_html_of_a_report(findings, title):
+    page = Page(Report(findings=tuple(findings), title=title, notes=("<&>",))._repr_html_())
+    assert page.open == []
+    assert page.tags <= OURS
+    assert (title or "GradGuard report") in page.text
+    assert "Note: <&>" in page.text
+    assert ("Nothing found." in page.text) or findings
+
+
+def test_html_can_be_read_on_white_and_on_black():
+    """The text keeps the notebook's own colour and nothing has a background of its own."""
+    page = Page(Report(findings=(plain(severity="warn"),))._repr_html_())
+    for style in page.styles:
+        for rule in filter(None, style.split(";")):
+            name, value = rule.split(":", 1)
+            assert name != "color"
+            assert name != "background" or value == "transparent"
+
+
+def test_html_is_no_place_for_a_script():
+    bad = "</td><script>alert(1)</script>"
+    shown = plain(summary=bad, where=(bad,), notes=(bad,), source=bad)._repr_html_()
+    assert "<script" not in shown
+    assert "&lt;script&gt;" in shown

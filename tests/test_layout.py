@@ -11,8 +11,14 @@ PACKAGE = Path(__file__).parent.parent / "keras_gradguard"
 # From the bottom up. A unit is a module or a subpackage; it may import units below its own
 # line, and none of its own line or above.
 FLOORS = (
-    ("vocabulary", "records", "_registration"),  # the words and records that all speak
-    ("findings",),
+    (
+        "vocabulary",
+        "records",
+        "_registration",
+        "plotting",
+        "terminal",
+    ),  # the words and records that all speak
+    ("findings", "flow"),
     ("errors", "policy"),
     ("settings", "statistics"),
     ("taps", "ops"),
@@ -22,11 +28,12 @@ FLOORS = (
     ("losses",),
     ("diagnosis",),
     ("tensorboard",),
+    ("notices",),
     ("session", "strays"),
     ("observer", "explaining"),
     ("fitting", "loop"),
     ("guard",),
-    ("trying", "plotting", "unmodified"),
+    ("trying", "unmodified"),
     ("cli",),
     ("__init__",),
     ("__main__",),

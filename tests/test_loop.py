@@ -780,3 +780,32 @@ def test_two_models_watched_in_another_order_than_they_train():
             guard.step(both())
     assert guard.steps_seen == 6
     assert guard.findings == ()
+
+
+def test_the_second_tape_of_a_traced_step_is_heard_too():
+    """In a GAN the generator's gradient comes after the discriminator's optimizer has run."""
+    keras.utils.set_random_seed(0)
+    generator = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="g")], name="gen")
+    discriminator = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="dis")
+    optimizers = [keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1)]
+    bce = keras.losses.BinaryCrossentropy(from_logits=True)
+    x = tf.ones((4, 2))
+
+    @tf.function
+    def step():
+        for model, optimizer in zip((discriminator, generator), optimizers[::-1], strict=True):
+            with tf.GradientTape() as tape:
+                loss = bce(tf.ones((4, 1)), discriminator(tf.round(generator(x))))
+            weights = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    guard = GradientGuard(log_dir=None)
+    with pytest.raises(NoneGradientError) as caught:
+        with guard.watch([generator, discriminator], optimizers, loss=bce):
+            guard.step(step())
+    finding = caught.value.finding
+    assert finding.cause == "non_differentiable_op"
+    assert finding.source is None or "test_loop.py" in finding.source
+    assert "Round" in finding.message
+    assert "outside_tape" not in [c.name for c in finding.causes]

@@ -17,7 +17,7 @@ from keras_gradguard.diagnosis.facts import Facts, outside_graphs
 from keras_gradguard.diagnosis.sandbox import is_stock_train_step
 from keras_gradguard.diagnosis.untracked import untracked
 from keras_gradguard.diagnosis.zeros import batch_of_one
-from keras_gradguard.findings import Cause, Evidence, Finding, Report, Severity
+from keras_gradguard.findings import Cause, Evidence, Finding, GradientSize, Report, Severity
 
 logger = logging.getLogger("keras_gradguard")
 
@@ -334,7 +334,22 @@ def diagnose(
     scale = work.attempt("the scale of the inputs", lambda: data.input_scale(facts.data), None)
     if scale is not None and not any(c.name == "input_scale" for f in findings for c in f.causes):
         findings.append(_scale_finding(scale))
-    return Report(findings=tuple(findings), title=_title(facts), notes=(*facts.notes, *work.notes))
+    return Report(
+        findings=tuple(findings),
+        title=_title(facts),
+        notes=(*facts.notes, *work.notes),
+        gradients=_sizes(facts),
+    )
+
+
+def _sizes(facts: Facts) -> tuple[GradientSize, ...]:
+    return tuple(
+        GradientSize(
+            name=n,
+            norm=None if g is None else float(np.linalg.norm(np.ravel(g).astype(np.float64))),
+        )
+        for n, g in facts.gradients.items()
+    )
 
 
 def _title(facts: Facts) -> str:

@@ -412,7 +412,9 @@ def _none_gradient(work: Work) -> None:
         work.add("derivatives of derivatives", lambda: _second_derivative(seen, causes))
     if facts.trace is not None:
         work.add("model against loss", lambda: contract.swapped(facts))
-    alone = not causes and context.mode != "fit" and facts.is_own_loss
+    # The loss of a model with partners may go through them: what it does alone proves nothing.
+    by_itself = context.mode != "fit" and facts.is_own_loss and not context.partners
+    alone = not causes and by_itself
     if alone and facts.trace is not None and any(g is not None for g in facts.trace.gradients):
         work.causes.append(_outside_tape(facts))
     _settle_none(work)

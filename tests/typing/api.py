@@ -34,6 +34,8 @@ def callback(model: Any) -> None:
     )
     model.fit(callbacks=[guard])
     assert_type(guard.findings, tuple[Finding, ...])
+    assert_type(guard.steps_seen, int)
+    guard.plot().savefig("flow.png")
     assert_type(GradientGuardCallback(), GradientGuard)
 
 
@@ -62,6 +64,8 @@ def findings(error: GradientGuardError, warning: GradientGuardWarning) -> str:
 def reports(model: Any, heard: Callable[[Finding], None]) -> bool:
     report = diagnose(model, [1.0], [0.0])
     assert_type(report, Report)
+    report.plot(figure=None).savefig("gradients.png")
+    assert_type(report.gradients[0].norm, float | None)
     for finding in report.findings:
         heard(finding)
     assert_trains(model, [1.0], [0.0], steps=5, policy=Policy())

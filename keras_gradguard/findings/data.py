@@ -1,27 +1,20 @@
-"""What the guard found, as frozen data, and the one place that turns it into text and JSON.
-
-A :class:`Finding` is made by a rule (the symptom, measured), sharpened by the
-diagnosis (the causes, ranked) and then consumed unchanged by the error, the
-log line, the incident file and TensorBoard. Nothing here needs a model or a
-backend.
-"""
+"""Finding, Cause, Evidence, Report: frozen dataclasses, and their JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import textwrap
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from keras_gradguard.findings import html, text
+from keras_gradguard.plotting import sizes_figure
 from keras_gradguard.vocabulary import CAUSES, SYMPTOMS
 
 Severity = Literal["raise", "warn", "info"]
 SEVERITIES: tuple[Severity, ...] = ("raise", "warn", "info")
 Scalar = bool | int | float | str | None
-
-_WIDTH = 88
 
 
 def _plain(value: Scalar) -> Scalar:
@@ -168,7 +161,7 @@ class Finding:
     @property
     def message(self) -> str:
         """The whole finding as text for a terminal, at most 88 columns wide."""
-        return render(self)
+        return text.render(self)
 
     def replace(self, **changes: Any) -> Finding:
         """Return a copy with some fields changed."""
@@ -200,6 +193,23 @@ class Finding:
     def __str__(self) -> str:
         return self.message
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return html.finding(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSize:
+    """The size of one variable's gradient in one batch.
+
+    Args:
+        name: Path of the variable, as in :class:`Finding`.
+        norm: L2 norm; None when there is no gradient, 0 when all of it is exactly 0.
+    """
+
+    name: str
+    norm: float | None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -209,11 +219,13 @@ class Report:
         findings: All of them, the worst first.
         title: What was looked at, one line.
         notes: Things the reader should know, e.g. a check that could not run.
+        gradients: The size of each variable's gradient, where it was computed.
     """
 
     findings: tuple[Finding, ...] = ()
     title: str = ""
     notes: tuple[str, ...] = ()
+    gradients: tuple[GradientSize, ...] = ()
 
     def __post_init__(self) -> None:
         worst_first = sorted(self.findings, key=lambda f: SEVERITIES.index(f.severity))
@@ -231,78 +243,39 @@ class Report:
             "ok": self.ok,
             "findings": [f.to_dict() for f in self.findings],
             "notes": list(self.notes),
+            "gradients": [{"name": g.name, "norm": _plain(g.norm)} for g in self.gradients],
         }
 
     def to_json(self) -> str:
         """Return one line of strict JSON."""
         return json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=False)
 
+    def plot(self, figure: Any = None) -> Any:
+        """Draw the size of each variable's gradient with matplotlib, the input side on top.
+
+        Args:
+            figure: A matplotlib figure to draw into. Defaults to a new one, which a notebook
+                shows and ``.savefig("gradients.png")`` writes.
+
+        Returns:
+            The ``matplotlib.figure.Figure``.
+
+        Raises:
+            ImportError: matplotlib is not installed (``pip install 'keras-gradguard[plot]'``).
+            ValueError: The report holds no gradients, because the step could not be computed.
+        """
+        if not self.gradients:
+            raise ValueError(
+                "This report holds no gradients to plot: they are there when the step could be "
+                "computed on the batch. For a training run use guard.plot(). "
+                f"Received: a report with {len(self.findings)} findings and no gradients."
+            )
+        names = [g.name for g in self.gradients]
+        return sizes_figure(names, [g.norm for g in self.gradients], self.title, figure)
+
     def __str__(self) -> str:
-        head = self.title or "GradGuard report"
-        if not self.findings:
-            body = "Nothing found."
-        else:
-            body = "\n\n".join(f.message for f in self.findings)
-        notes = "".join(f"\nNote: {n}" for n in self.notes)
-        return f"{head}\n\n{body}{notes}"
+        return text.report(self)
 
-
-def _paragraph(label: str, text: str) -> list[str]:
-    indent = " " * 10
-    lines = textwrap.wrap(
-        text,
-        width=_WIDTH,
-        initial_indent=f"  {label:<6}  ",
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines or [f"  {label}"]
-
-
-def _steps(finding: Finding) -> str:
-    if finding.step is None:
-        return ""
-    if finding.first_step is None or finding.first_step == finding.step:
-        return f" at step {finding.step}"
-    return f" at step {finding.step}, since step {finding.first_step}"
-
-
-def _listed(names: tuple[str, ...], limit: int = 6) -> str:
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
-
-
-def render(finding: Finding) -> str:
-    """Turn a finding into the text that a person reads in a terminal.
-
-    Args:
-        finding: What to say.
-
-    Returns:
-        Several lines: the symptom, then ``what``, ``where``, ``why`` (best causes
-        with their evidence), ``fix``. Wide names are never cut.
-    """
-    lines = [
-        f"{SYMPTOMS[finding.symptom].title}{_steps(finding)}",
-        *_paragraph("what", finding.summary),
-    ]
-    source = f"  ({finding.source})" if finding.source else ""
-    if finding.where or source:
-        lines += _paragraph("where", _listed(finding.where) + source)
-    for item in finding.evidence:
-        lines += _paragraph("seen", item.text)
-    best = finding.causes[:3]
-    for i, cause in enumerate(best):
-        line = f"  ({cause.source})" if cause.source and cause.source != finding.source else ""
-        why = f"{cause.name}: {CAUSES[cause.name]}"
-        told = "; ".join(e.text for e in cause.evidence)
-        if told:
-            why += f". {told[0].upper()}{told[1:]}"
-        lines += _paragraph("why" if i == 0 else "or", f"{why.rstrip('.')}.{line}")
-    if not best:
-        lines += _paragraph("why", "unknown: measured, but not explained by anything checked.")
-    lines += _paragraph("fix", finding.fix)
-    for note in finding.notes:
-        lines += _paragraph("note", note)
-    return "\n".join(lines)
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return html.report(self)
