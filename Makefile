@@ -75,12 +75,16 @@ docs-serve: $(VENV)/.dev ## Serve the site while writing
 	$(PY) -m zensical serve
 
 .PHONY: dist
-dist: $(VENV)/.dev ## Build sdist and wheel, try the wheel in an environment of its own
+dist: $(VENV)/.dev ## Build sdist and wheel, try both in an environment of their own
 	rm -rf dist
 	$(PY) -m hatchling build
+	$(PY) -m zipfile -l dist/*.whl
 	$(PY) -m venv --clear $(VENV)/wheel
 	$(UV) pip install --quiet --python $(VENV)/wheel/bin/python dist/*.whl
 	cd $(VENV)/wheel && bin/python -P ../../tests/wheel_smoke.py  # -P: tests/tensorboard is not TensorBoard
+	$(UV) pip uninstall --quiet --python $(VENV)/wheel/bin/python keras-gradguard
+	$(UV) pip install --quiet --no-deps --python $(VENV)/wheel/bin/python dist/*.tar.gz
+	cd $(VENV)/wheel && rm -rf wheel-logs && bin/python -P ../../tests/wheel_smoke.py
 
 .PHONY: bench
 bench: $(VENV)/.dev ## All benchmarks

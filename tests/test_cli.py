@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from keras_gradguard import cli
 from keras_gradguard.findings import Finding
 
+ROOT = Path(__file__).parent.parent
 DATA = """
 import numpy as np
 rng = np.random.default_rng(0)
@@ -129,6 +131,20 @@ if __name__ == "__main__":
 """,
         [], 0, ["loaded 10"], [],
     ),
+    "a PyDataset with worker processes": (
+        BASE + """
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 10
+    def __getitem__(self, i):
+        return x[i * 32:(i + 1) * 32], y[i * 32:(i + 1) * 32]
+if __name__ == "__main__":
+    m = make(); m.compile("adam", "binary_crossentropy")
+    m.fit(Batches(workers=2, use_multiprocessing=True), epochs=2, verbose=2)
+    print("done")
+""",
+        [], 0, ["done", "GradGuard: 20 steps seen, 0 findings"], [],
+    ),
     "a script with a guard of its own": (
         BASE + "from keras_gradguard.guard import GradientGuard\n"
         "m = make('relu', -100.0); m.compile('sgd', 'mse')\n"
@@ -197,6 +213,10 @@ for i in range(40): both()
 def run(folder, script, arguments=(), options=()):
     path = folder / "script.py"
     path.write_text(textwrap.dedent(script), encoding="utf-8")
+    return start(folder, path, arguments, options)
+
+
+def start(folder, path, arguments=(), options=()):
     return subprocess.run(
         [sys.executable, "-m", "keras_gradguard", "run", *options, str(path), *arguments],
         capture_output=True,
@@ -208,7 +228,55 @@ def run(folder, script, arguments=(), options=()):
     )
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# The three stories as their authors wrote them, and the examples with their mistake switched on.
+FAULTY = {
+    "story 1: a double sigmoid, in a loop": (
+        "tests/cases/case_001_double_sigmoid_autoencoder.py", "run(steps=40)",
+        ["exactly zero", "saturated_activation", "recon"],
+    ),
+    "story 2: a frozen base and a batch of one": (
+        "tests/cases/case_002_frozen_conv_base_adam_batch_one.py", "run(steps=60)",
+        ["exactly zero", "dead_relu", "head"],
+    ),
+    "story 3: a length that became an integer": (
+        "tests/cases/case_003_length_from_dense_tf_range.py", "run()",
+        ["None", "non_differentiable_op", "count_up"],
+    ),
+    "text classification": (
+        "examples/text_classification.py", "", ["softmax_over_one_unit", "model.fit(x[:512]"],
+    ),
+    "a GAN": ("examples/gan.py", "", ["g_hidden", "non_differentiable_op", "step(digits)"]),
+    "transfer learning": (
+        "examples/transfer_learning.py", "", ["trainable_flag", "model.fit(x[:700]"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_faulty_programs(name, tmp_path):
+    program, last, words = FAULTY[name]
+    path = ROOT / program
+    if last:
+        text = path.read_text(encoding="utf-8")
+        done = run(tmp_path, f"{text}\n\n{last}\n")
+    else:
+        done = start(tmp_path, path, ["--faulty"])
+    assert done.returncode == 3, done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert "1 finding" in done.stderr
+    assert "\x1b" not in done.stderr  # plain when piped
+
+
+# Each is a process that imports TensorFlow; what these show, a story or an example shows too.
+AGAIN = (
+    "dead output in an eager loop", "dead output in a tf.function loop", "healthy tf.function loop",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in AGAIN else ()) for n in SCRIPTS]
+)
 def test_run(name, tmp_path):
     script, arguments, code, out, err = SCRIPTS[name]
     done = run(tmp_path, script, arguments)
@@ -261,8 +329,8 @@ def logs(tmp_path):
 def test_show(logs, capsys):
     assert cli.main(["show", str(logs)]) == 0
     out = capsys.readouterr().out
-    assert "1 finding\n" in out
-    assert "2 findings\n" in out
+    assert "1 incident\n" in out
+    assert "2 incidents\n" in out
     for words in ("first_non_finite", "second_zero_gradient", "second_vanishing", "NaN or Inf"):
         assert words in out
 
@@ -271,12 +339,23 @@ def test_show_survives_half_a_line(logs, capsys):
     path = logs / "first" / "gradguard" / "incidents.jsonl"
     path.write_text(path.read_text(encoding="utf-8") + '{"symptom": "non_f', encoding="utf-8")
     assert cli.main(["show", str(logs)]) == 0
-    assert "1 unreadable line" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "first_non_finite" in out
+    assert "1 damaged entries were left out" in out
+
+
+def test_show_as_json(logs, capsys):
+    assert cli.main(["show", "--json", str(logs)]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [[i["symptom"] for i in run["incidents"]] for run in runs] == [
+        ["non_finite"],
+        ["zero_gradient", "vanishing"],
+    ]
 
 
 def test_show_of_nothing(tmp_path, capsys):
     assert cli.main(["show", str(tmp_path)]) == 0
-    assert "Nothing was found" in capsys.readouterr().out
+    assert "No guarded run found here" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

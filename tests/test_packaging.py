@@ -46,6 +46,16 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
     }
     assert inside == wanted
     assert "keras_gradguard/py.typed" in inside
+    plugin = "keras_gradguard/tensorboard/plugin/"
+    assert {f"{plugin}{name}" for name in ("loader.py", "plugin.py", "static/index.js")} <= inside
+    assert {f"{plugin}static/style.css", f"{plugin}static/heatmap.js"} <= inside
+
+
+def test_wheel_holds_no_tests_and_no_leftovers(wheel):
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+    version = PROJECT["project"]["version"]
+    assert tops == {"keras_gradguard", f"keras_gradguard-{version}.dist-info"}
+    assert not [n for n in wheel.namelist() if "test" in n or n.endswith((".pyc", ".ipynb", ".md"))]
 
 
 def test_wheel_metadata(wheel):
@@ -79,6 +89,7 @@ def test_sdist_can_be_tested(built):
         names = {n.partition("/")[2] for n in archive.getnames()}
     assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "CHANGELOG.md"} <= names
     assert "tests/test_packaging.py" in names
+    assert "examples/my_model_does_not_learn.ipynb" in names
     assert "keras_gradguard/py.typed" in names
 
 
@@ -93,6 +104,30 @@ def test_changelog_and_citation_know_this_version():
     version = PROJECT["project"]["version"]
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_the_changelog_is_in_order():
+    """Newest first, sections of Keep a Changelog in its order, no empty one but Unreleased."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
+    assert versions[0] == "Unreleased"
+    numbers = [tuple(map(int, v.split("."))) for v in versions[1:]]
+    assert numbers == sorted(numbers, reverse=True)
+    order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[2:]:
+        sections = re.findall(r"^### (.+)$", part, re.MULTILINE)
+        assert sections == [s for s in order if s in sections]
+        assert sections
+        assert re.search(r"^- ", part, re.MULTILINE)
+
+
+def test_the_changelog_names_every_public_name():
+    import keras_gradguard
+
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    errors = {n for n in keras_gradguard.__all__ if n.endswith("Error")} - {"GradientGuardError"}
+    words = set(re.findall(r"\w+", text))
+    assert sorted(set(keras_gradguard.__all__) - errors - words) == []
 
 
 def test_lower_bounds_are_what_the_matrix_installs():
