@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,7 @@ class FitSession:
         reuse: FitSession | None = None,
     ) -> None:
         self.model = model
+        self.thread = threading.get_ident()
         self.settings = settings
         self.console = Console() if console is None else console
         self.observer: Observer
@@ -68,7 +70,12 @@ class FitSession:
             jit_compile=bool(getattr(model, "jit_compile", False)),
         )
         tap = None
-        if reuse is not None and reuse.observer.tap.cadence == cadence:
+        if (
+            reuse is not None
+            and reuse.guarded is not None
+            and reuse.guarded.stands_in_for(model.train_function)
+            and reuse.observer.tap.cadence == cadence
+        ):
             tap = reuse.observer.tap
         else:
             self._reuse = None

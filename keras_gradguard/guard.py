@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from keras_gradguard.plotting import flow_figure
 from keras_gradguard.policy import Policy
 from keras_gradguard.session import Writer
 from keras_gradguard.settings import Settings
+from keras_gradguard.taps.trainer import fit_is_running
 
 
 class GradientGuard(keras.callbacks.Callback):
@@ -41,6 +43,9 @@ class GradientGuard(keras.callbacks.Callback):
             zeros, of saturated entries and of units that were dead for every example of the
             last samples go to TensorBoard and into the diagnosis. Not with several replicas.
             Defaults to False.
+        max_log_bytes: Bytes that the event files of one run may take, at least 1 MiB; a longer
+            run keeps fewer and fewer of its steps, every step is judged all the same. None for
+            no limit. Defaults to 2 GiB.
         skip_non_finite: Leave weights and optimizer state as they were on a step whose
             gradients hold a NaN or Inf; the first is reported as a warning, all are counted
             in ``guard.steps_skipped``. Defaults to False.
@@ -75,6 +80,7 @@ class GradientGuard(keras.callbacks.Callback):
         histograms: bool = True,
         images: bool = False,
         activations: bool = False,
+        max_log_bytes: int | None = 1 << 31,
         skip_non_finite: bool = False,
         diagnose: bool = True,
         on_finding: Callable[[Finding], None] | None = None,
@@ -88,6 +94,7 @@ class GradientGuard(keras.callbacks.Callback):
             histograms=histograms,
             images=images,
             activations=activations,
+            max_log_bytes=max_log_bytes,
             skip_non_finite=skip_non_finite,
             diagnose=diagnose,
             on_finding=on_finding,
@@ -156,7 +163,12 @@ class GradientGuard(keras.callbacks.Callback):
         # TensorBoard is imported when something is to be written, not with the package.
         from keras_gradguard.tensorboard.events import EventWriter
 
-        return EventWriter(settings.log_dir, histograms=settings.histograms, images=settings.images)
+        return EventWriter(
+            settings.log_dir,
+            histograms=settings.histograms,
+            images=settings.images,
+            max_bytes=settings.max_log_bytes,
+        )
 
     # ------------------------------------------------------------------ fit
 
@@ -164,10 +176,21 @@ class GradientGuard(keras.callbacks.Callback):
         """Install the tap; refuse a model that cannot train at all."""
         del logs
         model = self._model
-        for stale in [f for f in self._fits if f.model is model]:
-            # An earlier fit of this model was left by an exception that no hook told about.
-            stale.finish()
-            self._fits.remove(stale)
+        here = threading.get_ident()
+        for other in list(self._fits):
+            running = fit_is_running(other.model, other.thread)
+            if running and other.thread == here and other.model is not model:
+                continue  # this fit runs inside that one
+            if running and other.thread != here:
+                raise RuntimeError(
+                    f"This GradientGuard is watching the training of '{other.model.name}' in "
+                    "another thread. Give each training that runs at the same time a guard of "
+                    f"its own. Received: a second fit, of '{model.name}'."
+                )
+            # An earlier fit was left by an exception that no hook told about.
+            other.finish()
+            if other in self._fits:
+                self._fits.remove(other)
         if not self._fits:
             self._findings, self._sessions = [], []
         reuse = next((f for f in self._finished if f.model is model), None)

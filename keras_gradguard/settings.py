@@ -27,6 +27,7 @@ class Settings:
     histograms: bool = True
     images: bool = False
     activations: bool = False
+    max_log_bytes: int | None = 1 << 31
     skip_non_finite: bool = False
     diagnose: bool = True
     on_finding: Callable[[Finding], None] | None = None
@@ -39,6 +40,13 @@ class Settings:
                     f"`{name}` must be an integer of at least 1 (optimizer steps). "
                     f"Received: {name}={value!r}"
                 )
+        size: Any = self.max_log_bytes
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        if size is not None and not (whole and size >= 1 << 20):
+            raise ValueError(
+                "`max_log_bytes` must be an integer of at least 1048576 (1 MiB), or None for no "
+                f"limit. Received: max_log_bytes={size!r}"
+            )
         if not isinstance(self.policy, Policy):
             raise ValueError(
                 "`policy` must be a keras_gradguard.Policy, for example "

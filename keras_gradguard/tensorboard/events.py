@@ -6,10 +6,12 @@ No TensorFlow is needed, and TensorBoard is imported with the first thing writte
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,8 +34,12 @@ from keras_gradguard.tensorboard.summaries import (
     file_header,
     layer_groups,
 )
+from keras_gradguard.tensorboard.thinning import SMALLEST, Thinning
+
+logger = logging.getLogger("keras_gradguard")
 
 _NORMS_KEPT: Final = 1024
+_ROWS_HELD: Final = 128
 _file_numbers = itertools.count()
 
 
@@ -50,6 +56,11 @@ class _Series:
         self.last_sample = -1
         self.chunk, self.values_in_chunk, self.rows_in_chunk = 0, 0, 0
         self.samples_written = 0
+        # What was offered, and what of it was left out since the last that was kept.
+        self.rows_offered, self.samples_offered, self.calls = 0, 0, 0
+        self.left_out: deque[Row] = deque(maxlen=_ROWS_HELD)
+        self.peak: float | None = None
+        self.loss: float | None = None
         # A sampled step's norm is known from its row, which may come before or after.
         self.norms: dict[int, Float] = {}
         self.awaited: set[int] = set()
@@ -75,6 +86,10 @@ class EventWriter:
     stands before the variable's (``gradient_norm/generator/dense/kernel``): announce them with
     :meth:`begin`; one that appears later unannounced gets its name, the first keeps none.
 
+    **How much.** A run takes at most about ``max_bytes``, however long it is: see
+    :class:`~keras_gradguard.tensorboard.thinning.Thinning`. With a finding, the steps before it
+    that had been left out are written after all, and incidents are always written.
+
     **Failure.** A full or read-only disk, or a directory that is deleted meanwhile, gives one
     :class:`~keras_gradguard.errors.GradientGuardWarning`; then nothing more is written and
     training goes on. What was flushed stays readable, also after ``kill -9``.
@@ -91,10 +106,11 @@ class EventWriter:
         images: Write a picture of the gradient flow, ``gradient_flow``, to the Images tab at each
             :meth:`close`. Defaults to False.
         buffer_bytes: Flush earlier when this much is waiting. Defaults to 1 MiB.
+        max_bytes: Bytes of a run's event files; None for no limit. Defaults to 2 GiB.
 
     Raises:
-        ValueError: ``run`` is not a plain directory name, ``flush_secs`` is negative or
-            ``log_dir`` is not a local path.
+        ValueError: ``run`` is not a plain directory name, ``flush_secs`` is negative,
+            ``max_bytes`` is below 1 MiB or ``log_dir`` is not a local path.
     """
 
     def __init__(
@@ -106,12 +122,18 @@ class EventWriter:
         histograms: bool = True,
         images: bool = False,
         buffer_bytes: int = 1 << 20,
+        max_bytes: int | None = 1 << 31,
     ) -> None:
         if not run or run in (".", "..") or run != printable(run) or set(run) & set("/\\:"):
             raise ValueError(f"`run` must be a plain directory name. Received: run={run!r}")
         if not flush_secs >= 0:
             raise ValueError(
                 f"`flush_secs` must be a number of at least 0. Received: flush_secs={flush_secs!r}"
+            )
+        if max_bytes is not None and max_bytes < SMALLEST:
+            raise ValueError(
+                f"`max_bytes` must be at least {SMALLEST} (1 MiB), or None for no limit. "
+                f"Received: max_bytes={max_bytes!r}"
             )
         if "://" in os.fspath(log_dir):
             raise ValueError(
@@ -124,10 +146,12 @@ class EventWriter:
         self._histograms = histograms
         self._images = images
         self._buffer_bytes = buffer_bytes
+        self._max_bytes = max_bytes
         self._directory: Path | None = None
         self._file: RecordFile | None = None
         self._failed = False
         self._next_flush = 0.0
+        self._latest = 0.0
         self._declared: list[Table] = []
         self._forget_run()
 
@@ -157,7 +181,8 @@ class EventWriter:
         """Write every optimizer step of ``rows``, complete, and their scalars.
 
         The scalars ``gradient_global_norm`` and ``loss`` get one point a call: the largest norm
-        of the call's steps (a non-finite one counts as the largest) and the last loss.
+        of the call's steps (a non-finite one counts as the largest) and the last loss. In a run
+        that nears ``max_bytes`` some rows are left out, and a point stands for several calls.
 
         Args:
             table: The columns.
@@ -212,21 +237,32 @@ class EventWriter:
         try:
             action()
         except OSError as error:
-            self._failed = True
-            if self._file is not None:
-                self._file.abandon()
-                self._file = None
-            for series in self._series.values():
-                series.rows.clear()
-            place = self._directory or self._root
-            warnings.warn(
-                GradientGuardWarning(
-                    f"Cannot write to '{place}' ({error.strerror or error}): training goes on, "
-                    "but nothing more is logged there. Check the disk's free space and the "
-                    "directory's permissions."
-                ),
-                stacklevel=4,
+            self._give_up(
+                f"{error.strerror or error}",
+                "Check the disk's free space and the directory's permissions.",
             )
+        except Exception as error:
+            # A mistake in writing must not end a training of days; it is told in full.
+            logger.exception("writing to '%s' failed", self._directory or self._root)
+            self._give_up(
+                f"{type(error).__name__}: {error}",
+                "This is a fault of keras_gradguard: please report it, with the logged traceback.",
+            )
+
+    def _give_up(self, reason: str, advice: str) -> None:
+        self._failed = True
+        if self._file is not None:
+            self._file.abandon()
+            self._file = None
+        for series in self._series.values():
+            series.rows.clear()
+        warnings.warn(
+            GradientGuardWarning(
+                f"Cannot write to '{self._directory or self._root}' ({reason}): training goes on, "
+                f"but nothing more is logged there. {advice}"
+            ),
+            stacklevel=5,
+        )
 
     # ------------------------------------------------------------------ the run's directory
 
@@ -239,6 +275,8 @@ class EventWriter:
         self._findings: list[Finding] = []
         self._described: set[str] = set()
         self._layout_written = False
+        self._thinning = Thinning(self._max_bytes)
+        self._bytes_before = 0
 
     def _new_run(self) -> None:
         self._close()
@@ -250,10 +288,10 @@ class EventWriter:
             if self._directory is None:
                 self._directory = self._made_directory()
             # Readers take a directory's files in the order of their names.
-            when, number = f"{int(time.time()):010d}", f"{next(_file_numbers):06d}"
+            when, number = f"{int(self._clock()):010d}", f"{next(_file_numbers):06d}"
             name = f"events.out.tfevents.{when}.{os.getpid()}.{number}.gradguard"
             self._file = RecordFile(self._directory / name, self._buffer_bytes)
-            self._file.write(file_header(time.time()))
+            self._file.write(file_header(self._clock()))
             self._described.clear()
             self._next_flush = time.monotonic()
         return self._file
@@ -285,15 +323,24 @@ class EventWriter:
     def _close(self) -> None:
         if self._file is not None:
             for series in self._series.values():
+                self._write_curves(series)
                 self._write_image(series)
         self._flush()
         file, self._file = self._file, None
         if file is not None:
+            self._bytes_before += file.size
             file.close()
 
     def _write(self, event: EventBuilder, step: int) -> None:
         if len(event):
-            self._opened().write(event.serialized(step, time.time()))
+            file = self._opened()
+            file.write(event.serialized(step, self._clock()))
+            self._thinning.used(self._bytes_before + file.size)
+
+    def _clock(self) -> float:
+        """Seconds since 1970, never less than before: a run's files are read by their time."""
+        self._latest = max(self._latest, time.time())
+        return self._latest
 
     def _event(self) -> EventBuilder:
         self._opened()  # a new file needs the metadata of its tags again
@@ -346,11 +393,12 @@ class EventWriter:
             self._new_run()
         series = self._series_of(table)
         for row in rows:
-            full = series.rows_in_chunk + len(series.rows) >= schema.ROWS_PER_CHUNK
-            far = series.rows and row.step - series.rows[0].step >= schema.MAX_OFFSET
-            if full or far:
-                self._write_block(series)
-            series.rows.append(row)
+            if self._thinning.keeps(series.rows_offered):
+                series.left_out.clear()
+                self._keep(series, row)
+            else:
+                series.left_out.append(row)
+            series.rows_offered += 1
             series.norms[row.step] = row.norm
         series.last_step = rows[-1].step
         for step in [*itertools.islice(series.norms, max(0, len(series.norms) - _NORMS_KEPT))]:
@@ -360,23 +408,41 @@ class EventWriter:
                 series.flow = FlowHistory(len(series.names))
             series.flow.add(rows, table.none)
 
-        event = self._event()
-        suffix = self._suffix(table)
         counted = [row for row in rows if not row.skipped]
         if counted:
             norms = statistics.global_norm(np.stack([r.norm for r in counted]), table.none)
-            # max() passes NaN on, and Inf is the largest: neither hides behind a finite norm.
-            event.scalar(f"gradient_global_norm{suffix}", float(norms.max()))
+            # np.maximum passes NaN on, and Inf is the largest: neither hides behind a finite norm.
+            series.peak = float(np.max(norms if series.peak is None else [series.peak, *norms]))
         losses = [row.loss for row in rows if row.loss is not None]
         if losses:
-            event.scalar(f"loss{suffix}", float(losses[-1]))
-        self._write(event, rows[-1].step)
+            series.loss = float(losses[-1])
+        if self._thinning.keeps(series.calls):
+            self._write_curves(series)
+        series.calls += 1
 
         for step in sorted(series.awaited & {row.step for row in rows}):
             self._write_norms(series, step)
         if series.rows_in_chunk + len(series.rows) >= schema.ROWS_PER_CHUNK:
             self._write_block(series)
         self._flush_if_due()
+
+    def _keep(self, series: _Series, row: Row) -> None:
+        full = series.rows_in_chunk + len(series.rows) >= schema.ROWS_PER_CHUNK
+        far = series.rows and row.step - series.rows[0].step >= schema.MAX_OFFSET
+        if full or far:
+            self._write_block(series)
+        series.rows.append(row)
+
+    def _write_curves(self, series: _Series) -> None:
+        """Write what gathered since the last point of the curves over the whole model."""
+        event = self._event()
+        suffix = self._suffix(series.table)
+        if series.peak is not None:
+            event.scalar(f"gradient_global_norm{suffix}", series.peak)
+        if series.loss is not None:
+            event.scalar(f"loss{suffix}", series.loss)
+        series.peak = series.loss = None
+        self._write(event, series.last_step)
 
     def _write_block(self, series: _Series) -> None:
         """Write the waiting rows as one value of the current chunk."""
@@ -405,6 +471,9 @@ class EventWriter:
             self._new_run()
         series = self._series_of(table)
         series.last_sample = sample.step
+        series.samples_offered += 1
+        if not self._thinning.keeps(series.samples_offered - 1):
+            return
         event = self._event()
         numbers = schema.encode_sample(sample, table.none)
         event.tensor(
@@ -499,6 +568,9 @@ class EventWriter:
         )
 
     def _write_finding(self, finding: Finding) -> None:
+        for series in self._series.values():
+            while series.left_out:
+                self._keep(series, series.left_out.popleft())
         self._append_incident(self._opened().path.parent, finding)
         self._findings.append(finding)
         event = self._event()

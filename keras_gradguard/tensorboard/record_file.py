@@ -194,6 +194,11 @@ class RecordFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._descriptor = os.open(path, flags, 0o644)
 
+    @property
+    def size(self) -> int:
+        """Bytes written so far, flushed or not."""
+        return self._good + self._waiting
+
     def write(self, data: bytes) -> None:
         """Append one record."""
         # Checksums are made when it is handed on: of many records at once they cost little.
