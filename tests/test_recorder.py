@@ -15,7 +15,9 @@ NORMS = hnp.arrays(
     np.float32,
     WIDTH,
     elements=st.one_of(
-        st.sampled_from([0.0, 1.0, np.nan, np.inf, 1e-45]), st.floats(0, 2.0**100, width=32)
+        st.sampled_from([0.0, 1.0, np.nan, np.inf, float(np.finfo(np.float32).tiny)]),
+        # No subnormal numbers: TensorFlow 2.16 makes the processor flush them to zero.
+        st.floats(0, 2.0**100, width=32, allow_subnormal=False),
     ),
 )
 LOSSES = st.one_of(st.none(), st.sampled_from([0.0, np.nan, np.inf]), st.floats(-10, 10))

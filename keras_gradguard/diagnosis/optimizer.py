@@ -45,6 +45,10 @@ def learning_rate_at(optimizer: Any, ahead: int = 0) -> float | None:
         The rate, or None when it cannot be told.
     """
     optimizer = inner(optimizer)
+    if _shares_out(optimizer):
+        # Its own rate is 0 and means nothing; when the largest of its parts is 0, all are.
+        rates = [learning_rate_at(part, ahead) for part in optimizer.optimizers]
+        return max((r for r in rates if r is not None), default=None)
     rate = getattr(optimizer, "_learning_rate", getattr(optimizer, "learning_rate", None))
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         steps = getattr(optimizer, "_iterations", getattr(optimizer, "iterations", 0))
@@ -57,8 +61,16 @@ def learning_rate_at(optimizer: Any, ahead: int = 0) -> float | None:
         return None
 
 
+def _shares_out(optimizer: Any) -> bool:
+    """Return True for Keras' ``MultiOptimizer``, which gives each variable to one of several."""
+    several = getattr(keras.optimizers, "MultiOptimizer", None)  # Keras 3.14 and newer
+    return several is not None and isinstance(optimizer, several)
+
+
 def is_scheduled(optimizer: Any) -> bool:
     """Return True when the learning rate comes from a schedule."""
+    if _shares_out(inner(optimizer)):
+        return any(is_scheduled(part) for part in inner(optimizer).optimizers)
     rate = getattr(inner(optimizer), "_learning_rate", None)
     return isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
 

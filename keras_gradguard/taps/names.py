@@ -58,12 +58,16 @@ def describe(
         gradients: Their gradients; only looked at to tell rows from tables.
         prefixes: Prefixes to strip from paths.
     """
-    infos, seen = [], {}  # type: ignore[var-annotated]
+    infos: list[VariableInfo] = []
+    taken: set[str] = set()
     for variable, gradient in zip(variables, gradients, strict=True):
-        path = path_of(variable, prefixes)
-        seen[path] = seen.get(path, -1) + 1
-        if seen[path]:
-            path = f"{path}#{seen[path]}"
+        plain = path = path_of(variable, prefixes)
+        number = 0
+        # Somebody may have called a variable "kernel#1" himself.
+        while path in taken:
+            number += 1
+            path = f"{plain}#{number}"
+        taken.add(path)
         shape = tuple(int(d) if d is not None else -1 for d in variable.shape)
         dtype = variable.dtype
         infos.append(

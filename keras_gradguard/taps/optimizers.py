@@ -21,6 +21,24 @@ def inner(optimizer: Any) -> Any:
     return optimizer
 
 
+def parts(optimizer: Any) -> list[Any]:
+    """Return the optimizers among which a ``MultiOptimizer`` shares its variables out, or []."""
+    several = getattr(keras.optimizers, "MultiOptimizer", None)  # Keras 3.14 and newer
+    core = inner(optimizer)
+    return list(core.optimizers) if several is not None and isinstance(core, several) else []
+
+
+def builds_from_weights(optimizer: Any) -> bool:
+    """Return True when building the optimizer reads the weights, as ``ScheduleFreeAdamW`` does.
+
+    Keras builds an optimizer inside the traced step, so that this reading is a part of each step;
+    built beforehand the training would be another one.
+    """
+    kind = getattr(keras.optimizers, "ScheduleFreeAdamW", None)
+    cores = parts(optimizer) or [inner(optimizer)]
+    return kind is not None and any(isinstance(core, kind) for core in cores)
+
+
 def scales_loss(optimizer: Any) -> bool:
     """Return True when gradients reach ``apply`` multiplied by a dynamic loss scale."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -35,7 +53,13 @@ def loss_scale(optimizer: Any) -> Any:
 
 
 def accumulation_steps(optimizer: Any) -> int:
-    """Return k when only every k-th ``apply`` changes the weights, else 1."""
+    """Return k when only every k-th ``apply`` changes the weights, else 1.
+
+    Of several parts the slowest counts: after so many steps each of them was due.
+    """
+    shared = parts(optimizer)
+    if shared:
+        return max(accumulation_steps(p) for p in shared)
     return int(getattr(inner(optimizer), "gradient_accumulation_steps", None) or 1)
 
 
@@ -50,7 +74,14 @@ def raw_iterations(optimizer: Any) -> int:
 
 
 def learning_rate(optimizer: Any) -> Any:
-    """Return the learning rate of the step to come, as the optimizer itself would compute it."""
+    """Return the learning rate of the step to come, as the optimizer itself would compute it.
+
+    Of several parts it is the largest: 0 means that all of them stand still.
+    """
+    shared = parts(optimizer)
+    if shared:
+        rates = [tf.cast(learning_rate(p), tf.float32) for p in shared]
+        return tf.reduce_max(tf.stack(rates))
     return inner(optimizer).learning_rate
 
 
@@ -61,6 +92,9 @@ def learning_rate_ahead(optimizer: Any, horizon: Iterable[int] = (1, 10, 100, 10
         optimizer: A Keras optimizer.
         horizon: How many steps ahead to look.
     """
+    shared = parts(optimizer)
+    if shared:
+        return max(learning_rate_ahead(p, horizon) for p in shared)
     core = inner(optimizer)
     schedule = getattr(core, "_learning_rate", None)
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):

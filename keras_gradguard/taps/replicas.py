@@ -201,7 +201,7 @@ def in_graph(update: Update, loss: Any, *, sample_every: int, skip_non_finite: b
 def eagerly(
     update: Update,
     loss: float | None,
-    record: Callable[[list[Any], float | None, float | None], None],
+    record: Callable[[list[Any], float | None, float, float], None],
     *,
     skip_non_finite: bool,
 ) -> Any:
@@ -210,8 +210,8 @@ def eagerly(
     Args:
         update: The call of ``apply``.
         loss: This replica's loss, or None.
-        record: Called in the first replica with the gradients, the loss of all replicas and
-            the loss scale still on the gradients (None for the optimizer's own). It may raise.
+        record: Called in the first replica with the gradients, the loss of all replicas, the
+            loss scale of this step and the factor still on the gradients. It may raise.
         skip_non_finite: Leave out updates with a NaN or Inf in any replica's gradient.
     """
     zero = tf.zeros([])
@@ -227,17 +227,19 @@ def eagerly(
     told: list[bool] = []
     before = [tf.identity(v) for v in update.weights()] if channel.wants_sample() else None
     rate = update.learning_rate()
+    scale = float(update.scale()) if update.scaled() else 1.0
 
     def seen(gradients: list[Any]) -> None:
+        # Keras took the loss scale off by now.
         told.append(True)
-        record(gradients, all_losses, 1.0)
+        record(gradients, all_losses, scale, 1.0)
 
     result = None
     if not skip:
         with reduced(update, seen):
             result = update.apply()
     if not told:
-        record(update.grads, all_losses, None)
+        record(update.grads, all_losses, scale, scale)
     if before is not None:
         pairs = [moved(a, b) for a, b in zip(update.weights(), before, strict=True)]
         channel.complete_sample(update.present, np.asarray(pairs), float(rate))

@@ -298,8 +298,8 @@ class TensorFlowTap:
         return result
 
     def _eagerly_in_replica(self, run: Update, record: TapeRecord | None) -> Any:
-        def take(grads: list[Any], loss: float | None, scale: float | None) -> None:
-            self._record(run.channel, grads, loss, scale)
+        def take(grads: list[Any], loss: float | None, scale: float, on: float) -> None:
+            self._record(run.channel, grads, loss, scale=scale, on=on)
 
         loss = None if record is None else _number(record.target)
         return replicas.eagerly(run, loss, take, skip_non_finite=self.skip_non_finite)
@@ -309,9 +309,19 @@ class TensorFlowTap:
         channel: TensorFlowChannel,
         grads: Sequence[Any],
         loss: Any,
+        *,
         scale: float | None = None,
+        on: float | None = None,
     ) -> Any:
-        """Take the numbers of one eager step to the host, and let the guard judge them."""
+        """Take the numbers of one eager step to the host, and let the guard judge them.
+
+        Args:
+            channel: Where they go.
+            grads: The gradients.
+            loss: The loss, with the loss scale on it.
+            scale: The loss scale of this step; None asks the optimizer.
+            on: The factor that is still on the gradients. Defaults to ``scale``.
+        """
         zero = tf.zeros([])
         halves = tf.stack(
             [zero if g is None else numbers.half_square(numbers.dense_values(g)) for g in grads]
@@ -321,14 +331,16 @@ class TensorFlowTap:
             optimizer = channel.optimizer
             factor = 1.0 if optimizer is None else optimizers.loss_scale(optimizer)
             scale = float(tf.cast(factor, tf.float32))
-        row = channel.push(halves, loss, scale)
+        on = scale if on is None else on
+        # Rows hold what the loss scale is on, whoever took it off.
+        row = channel.push(halves * np.float32((scale / on) ** 2), loss, scale)
         if wanted:
             for keeper in self.keepers:
                 keeper.save(compiled=False)
             if self.activations is not None:
                 self.activations.save(channel, row.step - channel.base)
             values = [
-                None if g is None else numbers.magnitudes(numbers.dense_values(g), g) / scale
+                None if g is None else numbers.magnitudes(numbers.dense_values(g), g) / on
                 for g in grads
             ]
             blank = np.zeros(numbers.BINS, np.int32)

@@ -55,6 +55,15 @@ class GuardedTrainFunction:
         self._seen: list[int] = []
         self._found: list[Any] = []
 
+    def stands_in_for(self, function: Any) -> bool:
+        """Return True when ``function`` is the train function whose place it takes.
+
+        It is not after ``compile``: there may be another optimizer then.
+        """
+        if isinstance(function, GuardedTrainFunction):
+            function = function.plain
+        return function is not None and function is self.plain
+
     def attach(self, attachment: Attachment) -> None:
         """Add a tap; the step is traced anew unless it was traced with the very same taps."""
         self.attachments.append(attachment)
@@ -122,6 +131,8 @@ class GuardedTrainFunction:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None or optimizer.built or not model.built or not has_stock_step(model):
             return
+        if optimizers.builds_from_weights(optimizer):
+            return
         if model.trainable_variables:
             with model.distribute_strategy.scope():
                 optimizer.build(model.trainable_variables)
@@ -160,11 +171,25 @@ def class_weight_of_fit(model: Any) -> dict[int, float] | None:
     Keras folds it into the sample weights before the step sees it, and no callback is told; it
     is read from the frame of ``fit``, on whose stack the callback runs.
     """
-    frame: Any = sys._getframe(1)
+    frame = _frame_of_fit(model, sys._getframe(1))
+    found = None if frame is None else frame.f_locals.get("class_weight")
+    return dict(found) if isinstance(found, dict) else None
+
+
+def fit_is_running(model: Any, thread: int) -> bool:
+    """Return True while ``fit`` of ``model`` runs in a thread.
+
+    Args:
+        model: A Keras model.
+        thread: The thread's number, see ``threading.get_ident``.
+    """
+    return _frame_of_fit(model, sys._current_frames().get(thread)) is not None
+
+
+def _frame_of_fit(model: Any, frame: Any) -> Any:
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            found = frame.f_locals.get("class_weight")
-            return dict(found) if isinstance(found, dict) else None
+            return frame
         frame = frame.f_back
     return None
 
