@@ -1,4 +1,4 @@
-"""A seeded generator of ways to train with Keras, each small enough to run twice in a second."""
+"""A seeded generator of ways to train with Keras, each small enough to run twice in seconds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ import random
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
 
-FEATURES = 6
-CLASSES = 3
+from tests.soak.models import (
+    CLASSES,
+    FEATURES,
+    MODELS,
+    OwnStep,
+    Subclassed,
+    one_head,
+    two_in_two_out,
+)
+
 EXAMPLES = 36
 BATCH = 8
+BATCHES = -(-EXAMPLES // BATCH)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,144 +30,27 @@ class Configuration:
 
     seed: int
     model: str
+    driver: str
     optimizer: str
     clipping: str
     averaging: str
     accumulation: int
+    loss_scale: float | None
     precision: str
     mode: str
     steps_per_execution: int
     feeding: str
     weighting: str
     loss: str
+    metrics: bool
     callbacks: tuple[str, ...]
-    guard_first: bool
-    validation: bool
+    guard_at: int
+    validation_freq: int
     sample_every: int
     check_every: int
     skip_non_finite: bool
 
 
-def _functional(y):
-    return layers.Dense(CLASSES, activation="softmax", dtype="float32")(y)
-
-
-def _mlp(x):
-    return layers.Dense(8, activation="relu")(layers.Dense(8, activation="tanh")(x))
-
-
-def _regularised(x):
-    y = layers.Dense(8, kernel_regularizer="l2", bias_regularizer="l1", activation="gelu")(x)
-    return layers.ActivityRegularization(1e-3)(y)
-
-
-def _constrained(x):
-    return layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(1.0), activation="elu")(x)
-
-
-def _normalised(x):
-    y = layers.BatchNormalization()(layers.Dense(8)(x))
-    return layers.Dropout(0.3)(layers.Activation("relu")(y))
-
-
-def _recurrent(x):
-    return layers.GRU(5)(layers.Reshape((3, 2))(x))
-
-
-def _lstm_bidirectional(x):
-    return layers.Bidirectional(layers.LSTM(3))(layers.Reshape((3, 2))(x))
-
-
-def _attention(x):
-    y = layers.Dense(4)(layers.Reshape((3, 2))(x))
-    y = layers.LayerNormalization()(y + layers.MultiHeadAttention(2, 2)(y, y))
-    return layers.Flatten()(y)
-
-
-def _convolution(x):
-    y = layers.Conv1D(4, 2, padding="same", activation="relu")(layers.Reshape((3, 2))(x))
-    return layers.Flatten()(layers.MaxPooling1D(2, padding="same")(y))
-
-
-def _shared(x):
-    dense = layers.Dense(FEATURES, activation="tanh")
-    return dense(dense(x)) + x
-
-
-def _nested(x):
-    inner = keras.Sequential([layers.Dense(8, activation="relu"), layers.Dense(4)])
-    inner.build((None, FEATURES))
-    return inner(x)
-
-
-def _partly_frozen(x):
-    frozen = layers.Dense(8, activation="relu")
-    y = frozen(x)
-    frozen.trainable = False
-    return layers.Dense(8, activation="relu")(y)
-
-
-def _embedding(x):
-    ids = layers.Lambda(lambda t: keras.ops.cast(keras.ops.abs(t) * 10, "int32") % 20)(x)
-    return layers.Flatten()(layers.Embedding(20, 3)(ids))
-
-
-def _seeded_noise(x):
-    return layers.GaussianNoise(0.1)(layers.Dense(8, activation="swish")(x))
-
-
-def _gated(x):
-    return layers.Dense(8)(x) * layers.Dense(8, activation="sigmoid")(x)
-
-
-MODELS = {
-    "mlp": _mlp,
-    "regularised": _regularised,
-    "constrained": _constrained,
-    "normalised": _normalised,
-    "recurrent": _recurrent,
-    "lstm_bidirectional": _lstm_bidirectional,
-    "attention": _attention,
-    "convolution": _convolution,
-    "shared": _shared,
-    "nested": _nested,
-    "partly_frozen": _partly_frozen,
-    "embedding": _embedding,
-    "seeded_noise": _seeded_noise,
-    "gated": _gated,
-}
-
-
-class Subclassed(keras.Model):
-    """Unbuilt until its first batch, with a loss of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = layers.Dense(8, activation="relu")
-        self.out = layers.Dense(CLASSES, activation="softmax", dtype="float32")
-
-    def call(self, x):
-        y = self.hidden(x)
-        self.add_loss(1e-3 * keras.ops.mean(keras.ops.square(keras.ops.cast(y, "float32"))))
-        return self.out(y)
-
-
-class OwnStep(keras.Model):
-    """A ``train_step`` that was written by hand, with two updates a step."""
-
-    def train_step(self, data):
-        x, y = data[:2]
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
-                scaled = self.optimizer.scale_loss(loss)
-            variables = self.trainable_variables
-            self.optimizer.apply(tape.gradient(scaled, variables), variables)
-        self._loss_tracker.update_state(loss)
-        return self.compute_metrics(x, y, self(x, training=False))
-
-
-CLASSES_OF_MODELS = ("functional", "subclassed", "own_step")
 OPTIMIZERS = {
     name: getattr(keras.optimizers, name)
     for name in (
@@ -176,9 +67,13 @@ OPTIMIZERS = {
         "Lion",
         "Lamb",
         "Muon",
+        "ScheduleFreeAdamW",
     )
     if hasattr(keras.optimizers, name)
 }
+# XLA rounds differently when a step is watched, and a sign or a division by a tiny number
+# would make much of the last bit: there the comparison is up to rounding, with these.
+SMOOTH = ("SGD", "RMSprop", "Adam", "Adagrad", "Ftrl")
 CLIPPING = {
     "none": {},
     "value": {"clipvalue": 0.05},
@@ -195,13 +90,14 @@ CALLBACKS = {
     "checkpoint": lambda d: keras.callbacks.ModelCheckpoint(
         f"{d}/c.weights.h5", "loss", save_weights_only=True
     ),
-    "backup": lambda d: keras.callbacks.BackupAndRestore(f"{d}/backup"),
+    "backup": lambda d: keras.callbacks.BackupAndRestore(f"{d}/backup", save_freq=2),
     "reduce_rate": lambda d: keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=9.0),
     "schedule": lambda d: keras.callbacks.LearningRateScheduler(lambda e, r: r * 0.9),
     "csv": lambda d: keras.callbacks.CSVLogger(f"{d}/log.csv"),
     "tensorboard": lambda d: keras.callbacks.TensorBoard(f"{d}/tb", histogram_freq=1),
     "lambda": lambda d: keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: None),
     "nan": lambda d: keras.callbacks.TerminateOnNaN(),
+    "swap_ema": lambda d: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
 }
 PRECISIONS = ("float32", "float32", "float32", "mixed_float16", "mixed_bfloat16", "float64")
 FEEDING = ("arrays", "generator", "tf_data", "py_dataset")
@@ -217,33 +113,43 @@ LOSSES = (
 def draw(seed: int) -> Configuration:
     """Return the configuration of a seed: the same on every machine."""
     pick = random.Random(seed)
-    kind = pick.choice(["functional"] * 6 + ["subclassed", "own_step"])
+    kind = pick.choice(["functional"] * 7 + ["subclassed", "own_step", "two_in_two_out"])
     model = pick.choice(list(MODELS)) if kind == "functional" else kind
-    mode = pick.choice(["graph"] * 5 + ["eager"])
-    precision = pick.choice(PRECISIONS)
-    accumulation = pick.choice([0, 0, 0, 2, 3])
+    mode = pick.choice(["graph"] * 5 + ["auto", "eager", "eager", "jit"])
+    driver = "fit"
+    if kind in ("functional", "subclassed") and mode != "jit":
+        driver = pick.choice(["fit"] * 6 + ["train_on_batch", "loop"])
+    fit = driver == "fit"
     averaging = pick.choice(["none", "none", *AVERAGING])
-    optimizer = pick.choice(list(OPTIMIZERS))
-    weighting = "none" if kind == "own_step" else pick.choice(WEIGHTING)
-    feeding = pick.choice(FEEDING)
-    if weighting == "sample_weight":
-        feeding = "arrays"
+    weighting = "none"
+    if fit and kind != "own_step":
+        weighting = pick.choice(WEIGHTING)
+    if kind == "two_in_two_out" and weighting == "class_weight":
+        weighting = "none"  # Keras takes no class weights for several outputs
+    # Keras wants averages to swap, and a built model to restore.
+    wanting = {"swap_ema": averaging == "none", "backup": kind == "subclassed"}
+    named = [c for c in CALLBACKS if not wanting.get(c)]
+    callbacks = tuple(pick.sample(named, pick.choice([0, 0, 1, 2, 4]))) if fit else ()
+    precision = pick.choice(PRECISIONS)
     return Configuration(
         seed=seed,
         model=model,
-        optimizer=optimizer,
+        driver=driver,
+        optimizer=pick.choice(SMOOTH if mode == "jit" else list(OPTIMIZERS)),
         clipping=pick.choice(["none", *CLIPPING]),
         averaging=averaging,
-        accumulation=accumulation,
-        precision=precision,
+        accumulation=pick.choice([0, 0, 0, 2, 3]),
+        loss_scale=pick.choice([None, None, None, 64.0]),
+        precision="float32" if mode == "jit" else precision,
         mode=mode,
-        steps_per_execution=1 if mode == "eager" else pick.choice([1, 1, 1, 2, 7]),
-        feeding=feeding,
+        steps_per_execution=pick.choice([1, 1, 1, 2, 7]) if fit and mode != "eager" else 1,
+        feeding="arrays" if weighting == "sample_weight" else pick.choice(FEEDING),
         weighting=weighting,
         loss=pick.choice(LOSSES),
-        callbacks=tuple(pick.sample(list(CALLBACKS), pick.choice([0, 0, 1, 2, 4]))),
-        guard_first=pick.random() < 0.5,
-        validation=pick.random() < 0.3,
+        metrics=pick.random() < 0.4,
+        callbacks=callbacks,
+        guard_at=pick.randint(0, len(callbacks)),
+        validation_freq=pick.choice([0, 0, 1, 2]) if fit else 0,
         sample_every=pick.choice([1, 2, 5, 50]),
         check_every=pick.choice([1, 3, 10]),
         skip_non_finite=pick.random() < 0.15,
@@ -255,64 +161,89 @@ def build(config: Configuration):
     keras.utils.set_random_seed(config.seed % 1000)
     if config.model == "subclassed":
         model = Subclassed()
+    elif config.model == "two_in_two_out":
+        model = two_in_two_out()
     else:
         inputs = keras.Input((FEATURES,))
-        body = _mlp if config.model == "own_step" else MODELS[config.model]
+        body = MODELS["mlp" if config.model == "own_step" else config.model]
         kind = OwnStep if config.model == "own_step" else keras.Model
-        model = kind(inputs, _functional(body(inputs)))
+        model = kind(inputs, one_head(body(inputs)))
     kwargs = {**CLIPPING[config.clipping], **AVERAGING[config.averaging]}
     if config.accumulation:
         kwargs["gradient_accumulation_steps"] = config.accumulation
+    if config.loss_scale:
+        kwargs["loss_scale_factor"] = config.loss_scale
     rate = 0.5 if config.optimizer == "Adadelta" else 0.005
-    loss = {"poisson": "poisson", "mse": "mse"}.get(config.loss, config.loss)
+    several = config.model == "two_in_two_out"
     model.compile(
         OPTIMIZERS[config.optimizer](rate, **kwargs),
-        loss,
+        {"left": config.loss, "right": config.loss} if several else config.loss,
+        loss_weights={"left": 1.0, "right": 0.5} if several else None,
+        metrics=["accuracy"] if config.metrics and not several else None,
         run_eagerly=config.mode == "eager",
-        jit_compile=False,
+        jit_compile={"jit": True, "auto": "auto"}.get(config.mode, False),
         steps_per_execution=config.steps_per_execution,
     )
     return model
 
 
 class _Sequence(keras.utils.PyDataset):
-    """Batches by number, with a worker thread."""
+    """Batches by number, with worker threads."""
 
-    def __init__(self, x, y):
-        super().__init__(workers=1)
-        self._x, self._y = x, y
+    def __init__(self, batches, workers):
+        super().__init__(workers=workers)
+        self._batches = batches
 
     def __len__(self):
-        return -(-len(self._x) // BATCH)
+        return len(self._batches)
 
     def __getitem__(self, i):
-        part = slice(i * BATCH, (i + 1) * BATCH)
-        return self._x[part], self._y[part]
+        return self._batches[i]
 
 
-def feed(config: Configuration):
-    """Return the positional and named arguments of ``fit`` that bring the data."""
+def arrays(config: Configuration):
+    """Return the inputs and labels of a configuration in the structure of its model."""
     rng = np.random.default_rng(config.seed)
     x = rng.normal(size=(EXAMPLES, FEATURES)).astype("float32")
     labels = rng.integers(0, CLASSES, EXAMPLES)
     y = labels if config.loss.startswith("sparse") else np.eye(CLASSES, dtype="float32")[labels]
+    if config.model == "two_in_two_out":
+        return {"a": x, "b": x[::-1].copy()}, {"left": y, "right": y}
+    return x, y
+
+
+def batches(config: Configuration):
+    """Return the batches of one epoch, the last one a partial one."""
+    x, y = arrays(config)
+
+    def part(i):
+        return tf.nest.map_structure(lambda a: a[i * BATCH : (i + 1) * BATCH], (x, y))
+
+    return [part(i) for i in range(BATCHES)]
+
+
+def feed(config: Configuration):
+    """Return the positional and named arguments of ``fit`` that bring the data."""
+    x, y = arrays(config)
+    rng = np.random.default_rng(config.seed + 1)
     kwargs = {}
-    if config.validation:
-        kwargs["validation_data"] = (x[:8], y[:8])
+    if config.validation_freq:
+        kwargs["validation_data"] = batches(config)[0]
+        kwargs["validation_freq"] = config.validation_freq
     if config.weighting == "class_weight":
         kwargs["class_weight"] = {0: 1.0, 1: 0.5, 2: 2.0}
     if config.weighting == "sample_weight":
-        kwargs["sample_weight"] = rng.uniform(0.5, 1.5, EXAMPLES).astype("float32")
+        weights = rng.uniform(0.5, 1.5, EXAMPLES).astype("float32")
+        kwargs["sample_weight"] = tf.nest.map_structure(lambda _: weights, y)
     if config.feeding == "arrays":
         return (x, y), {"batch_size": BATCH, **kwargs}
     if config.feeding == "tf_data":
         return (tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH),), kwargs
     if config.feeding == "py_dataset":
-        return (_Sequence(x, y),), {"shuffle": False, **kwargs}
+        return (_Sequence(batches(config), 1 + config.seed % 2),), {"shuffle": False, **kwargs}
 
     def stream():
         while True:
-            for start in range(0, EXAMPLES, BATCH):
-                yield x[start : start + BATCH], y[start : start + BATCH]
+            yield from batches(config)
 
-    return (stream(),), {"steps_per_epoch": -(-EXAMPLES // BATCH), **kwargs}
+    return (stream(),), {"steps_per_epoch": BATCHES, **kwargs}

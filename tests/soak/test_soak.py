@@ -26,13 +26,14 @@ def soak(seconds, *, first=0, each=None):
 
 
 def figures(outcomes):
-    """Return the one line that sums a run up."""
+    """Return the one line that sums a run up; what Keras refuses is no configuration."""
+    trained = [o for o in outcomes if not o.refused]
     return (
-        f"{len(outcomes)} configurations, {sum(o.steps for o in outcomes)} guarded steps, "
+        f"{len(trained)} configurations, {sum(o.steps for o in outcomes)} guarded steps, "
         f"{sum(bool(o.difference) for o in outcomes)} differences, "
         f"{sum(bool(o.alarms) for o in outcomes)} false alarms, "
         f"{sum(bool(o.leftovers) for o in outcomes)} leftovers, "
-        f"{sum(bool(o.refused) for o in outcomes)} refused by Keras itself"
+        f"and {len(outcomes) - len(trained)} that Keras itself refuses, in the same words"
     )
 
 
@@ -43,6 +44,6 @@ def test_random_configurations():
         if not outcome.clean:
             bad.append((config, outcome))
 
-    outcomes = soak(float(os.environ.get("SOAK_SECONDS", "150")), each=note)
+    outcomes = soak(float(os.environ.get("SOAK_SECONDS", "75")), each=note)
     print(figures(outcomes))
     assert not bad, bad
