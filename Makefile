@@ -47,6 +47,10 @@ demo: $(VENV)/.run ## A healthy run with histograms, and a faulty one that is st
 test: $(VENV)/.dev ## Run the tests
 	$(PYTEST) -m "not slow" --ignore tests/everywhere
 
+.PHONY: test-replicas
+test-replicas: $(VENV)/.dev ## Train on two replicas and two workers, the quick part
+	$(PY) -m pytest -m "not slow" tests/everywhere
+
 .PHONY: test-all
 test-all: $(VENV)/.dev ## Run the tests with more seeds, and those of several replicas and workers
 	$(PYTEST) --ignore tests/everywhere
@@ -99,8 +103,8 @@ soak: $(VENV)/.dev ## Random configurations, plain against guarded: SECONDS=1800
 	$(PY) -m tests.soak $(or $(SECONDS),1800) $(or $(SEED),0)
 
 .PHONY: matrix
-matrix: $(VENV)/.made ## The tests on the oldest and newest versions, on every Python at hand
-	UV=$(UV) bash tests/matrix.sh
+matrix: $(VENV)/.made ## Tests on the oldest and newest versions, on every Python at hand
+	UV=$(UV) ONLY="$(ONLY)" PYTEST_ARGS="$(PYTEST_ARGS)" bash tests/matrix.sh
 
 .PHONY: clean
 clean: ## Remove everything that the other targets made

@@ -1,10 +1,21 @@
 #!/usr/bin/env bash
-# The tests on the oldest and on the newest versions, on every Python at hand.
+# The tests that depend on versions, on the oldest and on the newest ones, on every Python at hand.
 # Environments are kept in .venv-matrix/, so a second call installs nothing.
+#
+#   make matrix                                   all
+#   make matrix ONLY=py3.11-oldest                one
+#   make matrix PYTEST_ARGS="tests -m 'not slow'" other tests
 set -uo pipefail
 cd "$(dirname "$0")/.."
 UV=${UV:-uv}
 WORKERS=${WORKERS:-2}
+LIMIT=${LIMIT:-2400} # seconds for one set of versions
+# What is left out runs on the versions of .venv: docs, examples, the corpus, the browser.
+core=(tests/rules tests/taps tests/layers tests/losses tests/modes tests/test_bit_identity.py
+    tests/test_guard_fit.py tests/test_guard_events.py tests/test_loop.py tests/test_policy.py
+    tests/test_recorder.py tests/test_session.py tests/test_skip_non_finite.py
+    tests/tensorboard/test_events.py tests/tensorboard/test_record_file.py
+    tests/tensorboard/test_thinning.py -m 'not slow')
 export TF_CPP_MIN_LOG_LEVEL=3 UV_LINK_MODE=${UV_LINK_MODE:-copy}
 
 # TensorBoard before 2.21 imports pkg_resources, which setuptools 82 no longer has.
@@ -15,6 +26,7 @@ failed=()
 try() { # name, python, requirements...
     local name=$1 python=$2
     shift 2
+    [[ -z ${ONLY:-} || $ONLY == "$name" ]] || return
     local home=.venv-matrix/$name
     echo "=== $name: $*"
     [[ -x $home/bin/python ]] || "$UV" venv --quiet --no-python-downloads --python "$python" "$home" \
@@ -27,8 +39,10 @@ print("Python", sys.version.split()[0], "TensorFlow", tensorflow.__version__, "K
     # Old versions warn about things that are long mended; the newest run is the strict one.
     local warnings=()
     [[ $name == *oldest* ]] && warnings=(-W default)
-    "$home/bin/python" -m pytest -n "$WORKERS" --dist worksteal "${warnings[@]}" ${PYTEST_ARGS:-} \
-        || failed+=("$name")
+    local tests=("${core[@]}")
+    [[ -z ${PYTEST_ARGS:-} ]] || eval "tests=($PYTEST_ARGS)"
+    timeout "$LIMIT" "$home/bin/python" -m pytest -q -n "$WORKERS" --dist worksteal \
+        "${warnings[@]}" "${tests[@]}" || failed+=("$name")
 }
 
 for version in 3.11 3.12 3.13; do

@@ -180,6 +180,7 @@ model.fit(x, y, batch_size=16, epochs=100_000, verbose=0,
 """
 
 
+@pytest.mark.shows("Faults", "kill -9: the log is whole up to the last flush", same=None)
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_after_kill_9_everything_up_to_the_last_flush_is_there(tmp_path):
     root = str(Path(__file__).parent.parent)
@@ -198,6 +199,7 @@ def test_after_kill_9_everything_up_to_the_last_flush_is_there(tmp_path):
     assert sorted(events[tag])[:12] == list(range(12))
 
 
+@pytest.mark.shows("Faults", "a log directory that cannot be made", same=None)
 def test_a_directory_that_cannot_be_written_warns_once_and_training_goes_on(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")

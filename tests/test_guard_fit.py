@@ -88,11 +88,11 @@ def fresh():
 
 CASES = [
     *((hook, first, BoomError) for hook in HOOKS for first in (True, False)),
-    ("on_train_batch_begin", True, KeyboardInterrupt),
-    ("on_epoch_end", False, KeyboardInterrupt),
+    *((hook, i % 2 == 0, KeyboardInterrupt) for i, hook in enumerate(HOOKS)),
 ]
 
 
+@pytest.mark.shows("Faults", "an error or Ctrl-C in another callback, at any hook")
 @pytest.mark.parametrize(("hook", "guard_first", "error"), CASES)
 def test_nothing_is_left_after_an_error_in_another_callback(hook, guard_first, error):
     plain, x, y = fresh()
@@ -109,6 +109,7 @@ def test_nothing_is_left_after_an_error_in_another_callback(hook, guard_first, e
     assert is_plain(guarded.train_function)
 
 
+@pytest.mark.shows("Faults", "an error in the data generator", same=None)
 def test_nothing_is_left_after_an_error_inside_a_batch():
     models = []
     for callbacks in ([], [guard()]):
@@ -146,6 +147,7 @@ def test_nothing_is_left_after_the_guards_own_error(tmp_path):
     assert not any("gradguard" in n for n, _ in saved)
 
 
+@pytest.mark.shows("Training steps", "fit again and again: traced once", same=None)
 def test_fifty_fits_trace_once_and_the_plain_function_comes_back():
     traces = []
 
@@ -203,6 +205,7 @@ def test_two_guards_on_one_model_both_see_every_step():
     assert first.steps_seen == second.steps_seen == 9
 
 
+@pytest.mark.shows("Training steps", "fit inside fit", same=None)
 def test_fit_inside_fit():
     inner_guard, outer_guard = guard(), guard()
     x, y = data("mlp")
@@ -235,6 +238,7 @@ def test_the_same_guard_inside_and_outside():
     assert "apply" not in vars(model.optimizer)
 
 
+@pytest.mark.shows("Training steps", "a train function made anew in the middle of fit")
 def test_a_train_function_made_anew_during_training_stays_guarded():
     class Freezes(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -87,6 +87,7 @@ def built(seed=0, optimizer=None, **kwargs):
 # ------------------------------------------------------------------ the same training
 
 
+@pytest.mark.shows("Training steps", "a custom loop, eager and in a graph")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize(
     "optimizer",
@@ -117,6 +118,7 @@ def test_weights_and_state_are_bit_for_bit_those_without_a_guard(mode, optimizer
     assert_equal(*results)
 
 
+@pytest.mark.shows("Training steps", "a custom loop under XLA", same="up to rounding")
 def test_under_xla_the_training_is_the_same_up_to_rounding():
     results = []
     for guarded in (False, True):
@@ -427,6 +429,7 @@ def test_variables_of_ones_own_in_every_step_are_no_such_layer():
 # ------------------------------------------------------------------ several models, odd tapes
 
 
+@pytest.mark.shows("Training steps", "a custom loop with two optimizers", same=None)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_gan_with_two_optimizers(mode):
     keras.utils.set_random_seed(0)
@@ -458,6 +461,7 @@ def test_a_gan_with_two_optimizers(mode):
     assert names == {g_opt.name, d_opt.name}
 
 
+@pytest.mark.shows("Training steps", "persistent and nested tapes", same=None)
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_persistent_and_nested_tapes(mode):
     model, opt = built(bias=3.0)
@@ -584,6 +588,7 @@ def test_check_finds_an_update_that_never_comes():
             guard.check(grads, model.trainable_variables, loss=loss)
 
 
+@pytest.mark.shows("Training steps", "an optimizer that is not Keras', with guard.check", same=None)
 def test_check_of_an_optimizer_of_ones_own():
     model, guard = mlp(bias=3.0), watcher()
     for x, y in data():

@@ -26,6 +26,9 @@ def spoiled(rows):
     return y
 
 
+@pytest.mark.shows(
+    "Precision", "skip_non_finite=True: a batch with NaN is as if it had not been", same=None
+)
 @pytest.mark.parametrize("kwargs", [{}, {"run_eagerly": True}], ids=["graph", "eager"])
 def test_a_bad_batch_is_as_if_it_had_not_been(kwargs):
     with_bad, without = model(**kwargs), model(**kwargs)

@@ -26,7 +26,18 @@ def strategy_of(name):
     return tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"])
 
 
-STRATEGIES = ["mirrored", "mirrored_one", "one_device", "central_storage"]
+STRATEGIES = {
+    "mirrored": "MirroredStrategy, fit",
+    "mirrored_one": "MirroredStrategy with one device, fit",
+    "one_device": "OneDeviceStrategy, fit",
+    "central_storage": "CentralStorageStrategy, fit, without averages and loss scaling",
+}
+
+
+def shows(feature, **more):
+    return pytest.mark.shows("Distribution", feature, **more)
+
+
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),
     "sgd_clipped": lambda: keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.5),
@@ -41,20 +52,28 @@ REFUSED = {
         lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
         {},
         "merge_call.*called while defining a new graph",
+        "gradient_accumulation_steps",
+        "RuntimeError, `merge_call` called while defining a new graph or a tf.function",
     ),
     "ema_overwrite": (
         lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=2),
         {},
         "merge_call.*called while defining a new graph",
+        "ema_overwrite_frequency",
+        "RuntimeError, `merge_call` called while defining a new graph or a tf.function",
     ),
     "steps_per_execution": (
         lambda: keras.optimizers.Adam(0.01),
         {"steps_per_execution": 3},
         "Graph execution error",
+        "steps_per_execution above 1",
+        "Graph execution error",
     ),
     "jit_compile": (
         lambda: keras.optimizers.Adam(0.01),
         {"jit_compile": True},
+        "Graph execution error",
+        "jit_compile=True",
         "Graph execution error",
     ),
 }
@@ -84,7 +103,20 @@ CENTRAL = ["adam", "sgd_clipped"]
 
 @pytest.mark.parametrize(
     ("strategy", "optimizer"),
-    [(s, o) for s in STRATEGIES for o in OPTIMIZERS if s != "central_storage" or o in CENTRAL],
+    [
+        pytest.param(
+            s,
+            o,
+            marks=[
+                shows(STRATEGIES[s]),
+                *([] if (s, o) == ("mirrored", "adam") else [pytest.mark.slow]),
+            ],
+            id=f"{s}-{o}",
+        )
+        for s in STRATEGIES
+        for o in OPTIMIZERS
+        if s != "central_storage" or o in CENTRAL
+    ],
 )
 def test_the_training_is_the_same(strategy, optimizer):
     make, seen = strategy_of(strategy), guard()
@@ -94,6 +126,7 @@ def test_the_training_is_the_same(strategy, optimizer):
     assert seen.steps_seen == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["recurrent", "two_heads"])
 def test_the_training_of_other_models_is_the_same(kind):
     make, seen = strategy_of("mirrored"), guard()
@@ -102,6 +135,11 @@ def test_the_training_of_other_models_is_the_same(kind):
     assert seen.findings == ()
 
 
+@pytest.mark.slow
+@shows(
+    "CentralStorageStrategy with averages or loss scaling",
+    refused="Keras: ValueError, You must specify an aggregation method",
+)
 @pytest.mark.parametrize("guarded", [False, True], ids=["plain", "guarded"])
 @pytest.mark.parametrize("optimizer", sorted(set(OPTIMIZERS) - set(CENTRAL)))
 def test_what_keras_refuses_with_central_storage(optimizer, guarded):
@@ -114,6 +152,7 @@ def test_what_keras_refuses_with_central_storage(optimizer, guarded):
         )
 
 
+@shows("MirroredStrategy, run_eagerly=True")
 def test_run_eagerly_is_the_same():
     make, seen = strategy_of("mirrored"), guard()
     kwargs = {"run_eagerly": True, "epochs": 2}
@@ -122,10 +161,23 @@ def test_run_eagerly_is_the_same():
     assert seen.steps_seen == 6
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            marks=[
+                shows(f"MirroredStrategy with {feature}", refused=f"Keras: {error}"),
+                pytest.mark.slow,
+            ],
+            id=case,
+        )
+        for case, (_, _, _, feature, error) in REFUSED.items()
+    ],
+)
 @pytest.mark.parametrize("guarded", [False, True], ids=["plain", "guarded"])
 def test_what_keras_refuses(case, guarded):
-    optimizer, kwargs, words = REFUSED[case]
+    optimizer, kwargs, words, *_ = REFUSED[case]
     with pytest.raises(Exception, match=words) as caught:
         fit(strategy_of("mirrored"), "mlp", optimizer, [guard()] if guarded else [], **kwargs)
     assert not isinstance(caught.value, GradientGuardError)
@@ -136,8 +188,9 @@ def rows_of(seen):
     return next(iter(recorders))
 
 
+@shows("MirroredStrategy: the numbers are those of the gradient summed over replicas", same=None)
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
-@pytest.mark.parametrize("optimizer", ["sgd", "loss_scale"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("loss_scale", marks=pytest.mark.slow)])
 def test_the_statistics_are_those_of_the_aggregated_gradient(optimizer, eager):
     def make():
         sgd = keras.optimizers.SGD(0.1)
@@ -187,6 +240,7 @@ def dead_model():
     )
 
 
+@shows("MirroredStrategy: the alarm comes at the same step as without it", same=None)
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_a_dead_model_is_stopped_at_the_same_step_as_without_a_strategy(eager):
     steps = []
@@ -201,6 +255,7 @@ def test_a_dead_model_is_stopped_at_the_same_step_as_without_a_strategy(eager):
     assert steps[0][0] == steps[1][0]
 
 
+@shows("MirroredStrategy: NaN in one replica stops all", same=None)
 def test_a_nan_in_one_replica_is_seen():
     with strategy_of("mirrored").scope():
         model = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
@@ -211,6 +266,7 @@ def test_a_nan_in_one_replica_is_seen():
         model.fit(x, x[:, :1], batch_size=16, shuffle=False, verbose=0, callbacks=[guard()])
 
 
+@shows("MirroredStrategy, skip_non_finite=True", same=None)
 def test_skipping_non_finite_steps_under_a_strategy():
     with strategy_of("mirrored").scope():
         model = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
@@ -268,6 +324,7 @@ def loop(strategy, make_model, seen=None, *, steps=6, eager=False):
     return numbers, losses
 
 
+@shows("MirroredStrategy, a custom loop, eager and in a graph")
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_a_distributed_loop_is_the_same(eager):
     seen = guard()
@@ -286,12 +343,14 @@ def dead_free():
     )
 
 
+@shows("MirroredStrategy, a custom loop that cannot learn is stopped", same=None)
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_a_distributed_loop_is_stopped(eager):
     with pytest.raises(ZeroGradientError):
         loop(strategy_of("mirrored"), dead_model, guard(), steps=30, eager=eager)
 
 
+@shows("MirroredStrategy, guard.check inside a replica", same=None)
 def test_gradients_handed_over_inside_a_replica():
     strategy = strategy_of("mirrored")
     with strategy.scope():
@@ -321,6 +380,13 @@ def rows_of_loop(seen):
     return rows_of(seen).rows[0]
 
 
+@shows("MirroredStrategy: one event file, whatever the replicas", same=None)
+def test_one_event_file(tmp_path):
+    fit(strategy_of("mirrored"), "mlp", OPTIMIZERS["adam"], [guard(log_dir=str(tmp_path))])
+    assert len([p for p in tmp_path.rglob("*") if "tfevents" in p.name]) == 1
+
+
+@pytest.mark.slow
 def test_a_second_fit_with_the_same_guard_goes_on():
     strategy, seen = strategy_of("mirrored"), guard()
     with strategy.scope():

@@ -57,7 +57,28 @@ def train(tmp_path, kind, guarded):
     return results
 
 
-@pytest.mark.parametrize("kind", ["healthy", "dead"])
+def shows(feature, **more):
+    return pytest.mark.shows("Distribution", feature, **more)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            "healthy",
+            marks=[shows("MultiWorkerMirroredStrategy, a custom loop"), pytest.mark.slow],
+            id="healthy",
+        ),
+        pytest.param(
+            "dead",
+            marks=shows(
+                "MultiWorkerMirroredStrategy: same alarm, same step, only the chief writes",
+                same=None,
+            ),
+            id="dead",
+        ),
+    ],
+)
 def test_two_workers(tmp_path, kind):
     chief, other = train(tmp_path, kind, "guarded")
     assert chief["weights"] == other["weights"]
@@ -74,6 +95,11 @@ def test_two_workers(tmp_path, kind):
         assert plain["weights"] == chief["weights"]
 
 
+@shows(
+    "MultiWorkerMirroredStrategy, fit",
+    refused="Keras: ValueError, Attempt to convert a value (PerReplica) with an unsupported type",
+)
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", ["plain", "guarded"])
 def test_fit_with_two_workers_is_refused_by_keras(tmp_path, guarded):
     for worker in train(tmp_path, "fit", guarded):
