@@ -139,17 +139,27 @@ def liveness(facts: Facts, starts: Sequence[Value]) -> Callable[[Value], bool | 
         order.extend(v for v, _ in connected)
         if not connected:
             return []
-        flags = [
-            tf.reduce_any(tf.not_equal(g.values if isinstance(g, tf.IndexedSlices) else g, 0))
-            for _, g in connected
-        ]
-        return [tf.stack(flags)]
+        # Thousands of values: one operation each, for making operations takes the time here.
+        return [tf.stack([_health(g) for _, g in connected])]
 
     order: list[Value] = []
     results = facts.compute(make)
     if results:
-        state.update(zip(order, (bool(b) for b in results[0]), strict=True))
+        alive = results[0][:, _ZEROS] < results[0][:, _ENTRIES]
+        state.update(zip(order, map(bool, alive), strict=True))
     return state.get
+
+
+# Places in what DebugNumericSummaryV2 gives in its mode FULL_HEALTH.
+_FULL_HEALTH, _ENTRIES, _ZEROS = 4, 4, 9
+
+
+def _health(gradient: Any) -> Any:
+    """Return the counts of kinds of entries (zero, positive, NaN, ...) of a gradient."""
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.raw_ops.DebugNumericSummaryV2(
+        input=values, output_dtype=tf.float64, tensor_debug_mode=_FULL_HEALTH
+    )
 
 
 def activity(facts: Facts, values: Sequence[Value]) -> dict[Value, tuple[float, float]]:
@@ -161,15 +171,24 @@ def activity(facts: Facts, values: Sequence[Value]) -> dict[Value, tuple[float, 
         return {}
 
     def make() -> list[Any]:
-        pairs = []
+        axes: dict[int, Any] = {}  # one constant a rank, not two a value
+        ends: list[Any] = []
         for v in here:
             t = v.tensor
             t = tf.cast(t, tf.float32) if t.dtype != tf.float32 else t
-            pairs.append(tf.stack([tf.reduce_min(t), tf.reduce_max(t)]))
-        return [tf.stack(pairs)]
+            if t.shape.rank is None:
+                t = tf.reshape(t, [-1])
+            rank = t.shape.rank
+            if rank not in axes:
+                axes[rank] = tf.range(rank)
+            ends += [tf.raw_ops.Min(input=t, axis=axes[rank]), tf.raw_ops.Max(
+                input=t, axis=axes[rank])]  # fmt: skip
+        return [tf.stack(ends)]
 
     (table,) = facts.compute(make)
-    return {v: (float(lo), float(hi)) for v, (lo, hi) in zip(here, table, strict=True)}
+    return {
+        v: (float(lo), float(hi)) for v, lo, hi in zip(here, table[::2], table[1::2], strict=True)
+    }
 
 
 def through(value: Value, also: frozenset[str] = frozenset()) -> Op | None:

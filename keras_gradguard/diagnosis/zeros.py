@@ -23,6 +23,7 @@ _FOLLOW = blame.PASSES | {
     "Neg", "Sum", "Mean", "AvgPool", "MaxPool", "AvgPool3D", "MaxPool3D", "Prod", "Max", "Min",
     "Square", "Abs", "Sqrt", "SpaceToBatchND", "BatchToSpaceND", "Tanh", "ReverseV2",
 }  # fmt: skip
+_MOST_UPSTREAM = 600
 SWITCHED_OFF = "it is switched off by a factor of 0"
 _SLICES = frozenset({"StridedSlice", "Slice", "GatherV2", "GatherNd", "Split", "SplitV", "Unpack"})
 # Far above the smallest float16 number: a smaller product may be 0 by underflow.
@@ -58,6 +59,19 @@ class ZeroSource:
     # "random", "dead", "flat", "cancel", "unknown"
     op: Op | None = None
     name: str = ""
+
+
+def _upstream(value: Value) -> list[Value]:
+    """Return the values that ``value`` is computed from, nearest first, so far as they matter."""
+    found: list[Value] = []
+    seen = {value}
+    level = [value]
+    while level and len(found) < _MOST_UPSTREAM:
+        before = [v for u in level if u.op is not None for v in u.op.inputs if v.is_float]
+        level = [v for v in dict.fromkeys(before) if v not in seen]
+        seen.update(level)
+        found += level
+    return found[:_MOST_UPSTREAM]
 
 
 class Judge:
@@ -158,6 +172,11 @@ class Judge:
 
     def dead(self, op: Op) -> Cause:
         """Return the cause for a ReLU that is off for every example of the batch."""
+        if self.ranges.get(op.inputs[0]) == (0.0, 0.0):
+            # It is only starved: what comes to it is 0 already.
+            source = self.zero_source(op.inputs[0])
+            if source.kind == "dead" and source.op is not None and source.op is not op:
+                op = source.op
         place = self._place(op)
         output = blame.is_output(op, self.facts)
         shape = op.outputs[0].shape or ()
@@ -364,6 +383,7 @@ class Judge:
 
     def zero_source(self, value: Value) -> ZeroSource:
         """Walk back from a value that is 0 everywhere to where the zeros come from."""
+        self._measure(_upstream(value))  # all in one run: a run costs more than what it measures
         for _ in range(60):
             op = value.op
             if op is None:
