@@ -814,3 +814,32 @@ def test_the_second_tape_of_a_traced_step_is_heard_too():
     assert finding.source is None or "test_loop.py" in finding.source
     assert "Round" in finding.message
     assert "outside_tape" not in [c.name for c in finding.causes]
+
+
+def test_a_diagnosis_of_a_loop_sees_targets_and_inputs_of_one_step():
+    # 100 examples: more than the kept batch holds. The targets are those of the recorded step.
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, activation="relu", bias_initializer="zeros"),
+            keras.layers.Dense(
+                1, activation="relu", bias_initializer=keras.initializers.Constant(-50)
+            ),
+        ]
+    )
+    optimizer, loss_fn = keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError()
+    rng = np.random.default_rng(1)
+    guard = GradientGuard(log_dir=None)
+    with pytest.raises(GradientGuardError) as caught, guard.watch(model, optimizer, loss=loss_fn):
+        for _ in range(20):
+            x = rng.normal(size=(100, 4)).astype("float32")
+            y = rng.uniform(size=(100, 1)).astype("float32")
+            with tf.GradientTape() as tape:
+                loss = loss_fn(y, model(x, training=True))
+            grads = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+            guard.step(loss)
+    finding = caught.value.finding
+    assert finding.cause == "dead_relu_output"
+    assert not any("made up" in note for note in finding.notes), finding.notes
+    assert "all 100 examples" in finding.causes[0].evidence[0].text
