@@ -91,11 +91,11 @@ dist: $(VENV)/.dev ## Build sdist and wheel, try both in an environment of their
 	cd $(VENV)/wheel && rm -rf wheel-logs && bin/python -P ../../tests/wheel_smoke.py
 
 .PHONY: bench
-bench: $(VENV)/.dev ## All benchmarks
+bench: $(VENV)/.dev ## All benchmarks, and docs/benchmarks.md from them: about 20 minutes
 	$(PY) -m benchmarks
 
 .PHONY: bench-quick
-bench-quick: $(VENV)/.dev ## The benchmarks that take a minute
+bench-quick: $(VENV)/.dev ## What a guard costs three models, one line of JSON each
 	$(PY) -m benchmarks --quick
 
 .PHONY: soak

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -32,12 +33,15 @@ def plan(rounds: int) -> list[tuple[str, ...]]:
     many, few = ("--rounds", str(rounds)), ("--rounds", str(min(rounds, 3)))
     return [
         ("fit_overhead.py", *many, "--workloads", *FIRST),
-        ("fit_overhead.py", *many, *SAMPLED, "--workloads", *OTHERS, "deep"),
+        ("fit_overhead.py", *many, *SAMPLED, "--workloads", *OTHERS),
+        ("fit_overhead.py", *many, *PAIR, "--workloads", "deep"),
         ("fit_overhead.py", *many, *SAMPLED, "--mode", "xla", "--workloads", *FIRST, *OTHERS),
         ("fit_overhead.py", *many, *PAIR, "--mode", "mirrored", "--workloads", *FIRST),
         ("fit_overhead.py", *many, "--mode", "loop", "--workloads", *FIRST),
-        ("whole_process.py", "--workloads", "mlp", "conv", "wide_mlp"),
-        ("first_step.py", *few),
+        ("whole_process.py", "--workloads", "mlp", "conv"),
+        ("whole_process.py", *SAMPLED, "--workloads", "wide_mlp"),
+        ("first_step.py", *few, "--workloads", "mlp"),
+        ("first_step.py", "--rounds", "1", "--workloads", "deep"),
         ("pieces.py", "--rounds", str(rounds)),
         ("scaling.py", *many),
         ("xla_difference.py",),
@@ -60,7 +64,7 @@ def run(command: tuple[str, ...]) -> tuple[list[dict[str, Any]], list[str], bool
         for line in process.stdout or ():
             print(line, end="", flush=True)
             if line.startswith("{"):
-                rows.append({"command": " ".join(command), **json.loads(line)})
+                rows.append({"command": shlex.join(command), **json.loads(line)})
             else:
                 text.append(line.rstrip())
     print(f"({time.monotonic() - began:.0f} s)", flush=True)
@@ -73,7 +77,7 @@ def main() -> int:
         prog="python -m benchmarks", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--quick", action="store_true", help="the guard on three workloads only")
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", help="run one script only, and keep the results of the others")
     options = parser.parse_args()
     if options.quick:
@@ -85,7 +89,7 @@ def main() -> int:
     failed = 0
     for command in commands:
         rows, text, well = run(command)
-        results.replace(" ".join(command), rows, text)
+        results.replace(shlex.join(command), rows, text)
         failed += not well
         _report.write(results)
     return failed

@@ -52,7 +52,13 @@ def takes_activations() -> bool:
     return "activations" in inspect.signature(GradientGuard.__init__).parameters
 
 
-def contestants(workload: Workload, log_dir: str) -> dict[str, Callable[[], list[Any]]]:
+def names() -> list[str]:
+    """Return the contestants' names, the plain ``fit`` first."""
+    # What makes the callbacks asks for the workload, but not before it is called.
+    return list(contestants(None, ""))
+
+
+def contestants(workload: Any, log_dir: str) -> dict[str, Callable[[], list[Any]]]:
     """Return what makes the callbacks of each contestant, by name; the plain ``fit`` first."""
     found: dict[str, Callable[[], list[Any]]] = {
         "plain": list,

@@ -26,6 +26,7 @@ class PausedFit:
         self._clock: Clock | None = None
         self._error: BaseException | None = None
         self._workload = workload
+        self.steps = workload.steps
         self._callbacks = [*callbacks, _Turn(self)]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -34,7 +34,7 @@ class Loop:
 
         data = tf.data.Dataset.from_tensor_slices((workload.x, workload.y))
         self._data = data.batch(workload.batch, drop_remainder=True).prefetch(2)
-        self._steps = workload.steps
+        self.steps = workload.steps
         self._step, self._guard = step, guard
         self._stack = contextlib.ExitStack()
         if guard is not None:
@@ -42,7 +42,7 @@ class Loop:
 
     def warm_up(self, steps: int) -> None:
         """Train at least so many steps, unmeasured."""
-        for _ in range(-(-steps // self._steps) + 1):
+        for _ in range(-(-steps // self.steps) + 1):
             self.block(Clock())
 
     def block(self, clock: Clock) -> None:

@@ -133,7 +133,7 @@ def _whole(results: Results) -> list[str]:
 
 def _once(results: Results) -> list[str]:
     lines = []
-    for r in results.of("import"):
+    for r in results.of("import")[:1]:
         loads = "is" if r["imports_tensorboard"] else "is not"
         lines.append(
             f"`import keras_gradguard` after Keras takes {r['milliseconds']:.0f} ms; TensorBoard "

@@ -15,7 +15,7 @@ import tempfile
 from typing import Any
 
 import tensorflow as tf
-from _contestants import contestants
+from _contestants import contestants, names
 from _fits import PausedFit
 from _loops import Loop
 from _measure import ratios, seconds
@@ -35,9 +35,9 @@ def entered(name: str, mode: str, log_dir: str, wanted: list[str]) -> dict[str, 
         found["plain"] = Loop(WORKLOADS[name]())
         found["guard"] = Loop(WORKLOADS[name](), GradientGuard(log_dir=f"{log_dir}/loop"))
     else:
-        strategy = tf.distribute.MirroredStrategy() if mode == "mirrored" else None
-        known = contestants(WORKLOADS[name](1), log_dir)
-        for label in [n for n in known if not wanted or n in wanted]:
+        cpus = [d.name for d in tf.config.list_logical_devices("CPU")]
+        strategy = tf.distribute.MirroredStrategy(cpus) if mode == "mirrored" else None
+        for label in [n for n in names() if not wanted or n in wanted]:
             with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
                 workload = WORKLOADS[name]().compiled(jit_compile=mode == "xla")
                 callbacks = contestants(workload, log_dir)[label]()
@@ -51,8 +51,8 @@ def entered(name: str, mode: str, log_dir: str, wanted: list[str]) -> dict[str, 
 def measure(name: str, mode: str, rounds: int, wanted: list[str]) -> list[dict[str, Any]]:
     """Return one row a contestant."""
     with tempfile.TemporaryDirectory() as log_dir:
-        steps = WORKLOADS[name]().steps
         found = entered(name, mode, log_dir, wanted)
+        steps = found["plain"].steps
         rows = ratios(seconds(found, rounds), steps)
         for contestant in found.values():
             contestant.close()

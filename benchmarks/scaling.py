@@ -47,7 +47,7 @@ def compare(
             found[name] = PausedFit(make().compiled(), [guard])
             found[name].warm_up(60)
         found["plain"].warm_up(20)
-        rows = ratios(seconds(found, rounds), make().steps)
+        rows = ratios(seconds(found, rounds), found["plain"].steps)
         for fit in found.values():
             fit.close()
     return {row["contestant"]: row for row in rows}

@@ -93,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", nargs="*", choices=STEPS, default=list(STEPS))
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--contestants", nargs="*", choices=COMPARED, default=list(COMPARED))
     parser.add_argument("--train", nargs=2, metavar=("WORKLOAD", "CONTESTANT"))
     options = parser.parse_args()
     if options.train:
@@ -102,7 +103,7 @@ def main() -> None:
 
     for name in options.workloads:
         plain = None
-        for contestant in COMPARED:
+        for contestant in options.contestants:
             if contestant == "guard, activations=True" and not takes_activations():
                 continue
             found = measure(name, contestant, options.epochs)

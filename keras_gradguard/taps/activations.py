@@ -124,12 +124,8 @@ class ActivationTap:
         key = (id(channel), tf.executing_eagerly(), *calls)
         if key not in self._gauges:
             last = output_layers(self._models)
-            made = functools.partial(Gauge, seen, self._cadence, last)
-            if tf.distribute.has_strategy():
-                gauge = alone(made)
-            else:
-                with tf.init_scope():
-                    gauge = made()
+            # Not in the trace: a function that makes variables is traced twice.
+            gauge = alone(functools.partial(Gauge, seen, self._cadence, last))
             self._gauges[key] = channel, gauge
         self._gauges[key][1].measure([s.tensor for s in seen], step)
 

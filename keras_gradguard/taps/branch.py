@@ -37,4 +37,5 @@ def when(condition: Any, do: Callable[[], Any], otherwise: Callable[[], Any]) ->
 
 
 def _one_device() -> bool:
-    return all(d.device_type == "CPU" for d in tf.config.list_logical_devices())
+    devices = tf.config.list_logical_devices()
+    return len(devices) == 1 and devices[0].device_type == "CPU"

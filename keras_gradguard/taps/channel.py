@@ -19,6 +19,7 @@ from keras_gradguard.taps.threads import alone
 # The sampled histograms are the only large buffers; this bounds them per channel.
 _SAMPLE_BYTES = 32 * 2**20
 _LEAD = 2  # columns of the ring before the variables': loss, loss scale
+_LARGE = 1e30  # below, a row and the sum over it are finite
 BAD_BUDGET = 2  # steps with NaN or Inf that are sampled between two reads
 
 
@@ -93,13 +94,10 @@ class TensorFlowChannel:
     def buffers(self) -> _Buffers:
         """Return the device buffers, made outside any graph on first use."""
         if self._graph is None:
+            # In a thread of their own: a function that makes variables while it is traced, even
+            # outside its graph, is traced twice; a strategy would make one of each a replica.
             made = functools.partial(_Buffers, self.size, self.cadence, self._dense_until)
-            if tf.distribute.has_strategy():
-                # A strategy would make one of each a replica.
-                self._graph = alone(made)
-            else:
-                with tf.init_scope():
-                    self._graph = made()
+            self._graph = alone(made)
         return self._graph
 
     def sample_next(self, steps: int) -> None:
@@ -107,6 +105,7 @@ class TensorFlowChannel:
         if self._graph is not None:
             until = int(self._graph.count.numpy()) + steps
             self._graph.dense_until.assign(until)
+            self._graph.sampled_until = until
         self._dense_until = self.eager_steps + steps
 
     def wants_sample(self) -> bool:
@@ -193,7 +192,8 @@ class TensorFlowChannel:
 
     def _fetch(self, buffers: _Buffers) -> int:
         total, ring = buffers.rows(self._read_rows)
-        lost = total - self._read_rows - len(ring)
+        since = self._read_rows
+        lost = total - since - len(ring)
         self._accumulated += lost
         if len(ring):
             step = self.base + self.eager_steps + total - len(ring)
@@ -203,9 +203,11 @@ class TensorFlowChannel:
             ]
             self._rows += self._made(step, ring[:, _LEAD:], losses, ring[:, 1].tolist())
         self._read_rows = total
-        taken, fetched = buffers.samples(self._read_samples)
+        if not lost and not buffers.sampled(since, ring):
+            return lost
+        taken, samples = buffers.samples(self._read_samples)
         self._read_samples = taken
-        for index, rate, histogram, stats in fetched:
+        for index, rate, histogram, stats in samples:
             self._samples.append(
                 Sample(
                     step=self.base + self.eager_steps + index,
@@ -255,6 +257,14 @@ class TensorFlowChannel:
         return rows
 
 
+def fetched(variable: Any) -> NDArray[Any]:
+    """Return a variable's value on the host: the one way in which numbers leave the device."""
+    # Without what reading a variable does for tapes and name scopes, which takes as long again.
+    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    array: NDArray[Any] = value.numpy()
+    return array
+
+
 class _Buffers:
     """The device side of a channel. Created outside graphs; belongs to no model."""
 
@@ -263,6 +273,9 @@ class _Buffers:
         self.slots = max(1, min(cadence.ring, _SAMPLE_BYTES // slot))
         self.ring_size = cadence.ring
         self.has_loss = False
+        self.sampled_until = dense
+        self.replicated = False  # a replica may have met a NaN that the row does not show
+        self._every = cadence.sample_every
 
         def variable(value: Any, name: str) -> Any:
             return tf.Variable(value, trainable=False, name=f"gradguard_{name}")
@@ -279,21 +292,35 @@ class _Buffers:
         self.pending = variable(tf.zeros([size]), "pending")
 
     def rows(self, since: int) -> tuple[int, Any]:
-        total = int(self.count.numpy())
+        total = int(fetched(self.count))
         new = min(total - since, self.ring_size)
         if new <= 0:
             return total, np.zeros([0, self.ring.shape[1]], np.float32)
-        ring = self.ring.numpy()
+        ring = fetched(self.ring)
         return total, ring[np.arange(total - new, total) % self.ring_size]
 
+    def sampled(self, since: int, ring: NDArray[np.float32]) -> bool:
+        """Return False when none of the steps after ``since`` can have been sampled.
+
+        Args:
+            since: Number of the first of them.
+            ring: Their rows.
+        """
+        until = since + len(ring)
+        regular = -(-since // self._every) * self._every < until
+        if regular or since < self.sampled_until or self.replicated:
+            return True
+        seen = ring if self.has_loss else ring[:, 1:]
+        return not bool((np.abs(seen) < _LARGE).all())
+
     def samples(self, since: int) -> tuple[int, list[tuple[int, float, Any, Any]]]:
-        taken = int(self.taken.numpy())
+        taken = int(fetched(self.taken))
         new = min(taken - since, self.slots)
         if new <= 0:
             return taken, []
         slots = np.arange(taken - new, taken) % self.slots
-        steps = self.sample_step.numpy()
-        rates = self.sample_rate.numpy()
+        steps = fetched(self.sample_step)
+        rates = fetched(self.sample_rate)
         histograms = tf.gather(self.histogram, slots).numpy()
         stats = tf.gather(self.stats, slots).numpy()
         self.bad_budget.assign(BAD_BUDGET)

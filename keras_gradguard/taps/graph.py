@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_gradguard.taps import numbers
 from keras_gradguard.taps.branch import when
-from keras_gradguard.taps.update import Update, moved
+from keras_gradguard.taps.update import Update, all_moved
 
 
 class GraphStep:
@@ -61,15 +61,18 @@ class GraphStep:
             if not self.measured:
                 self.buffers.taken.assign_add(1)
                 return []
-            return [tf.identity(v) for v in self.update.weights()]
+            # The update writes to new memory as long as somebody holds the old values.
+            return self.update.weights()
 
         def leave() -> list[Any]:
             if not self.measured:
                 return []
-            return [
-                tf.zeros(v.shape if self.compiled else [0] * len(v.shape), v.dtype)
-                for v in self.update.weights()
-            ]
+            if self.compiled:
+                return [tf.zeros(v.shape, v.dtype) for v in self.update.variables]
+            # One of each kind does for all: tracing takes its time for every operation.
+            kinds = [(v.dtype, len(v.shape)) for v in self.update.variables]
+            empty = {kind: tf.zeros([0] * kind[1], kind[0]) for kind in set(kinds)}
+            return [empty[kind] for kind in kinds]
 
         return list(tf.nest.flatten(when(sample, take, leave)))
 
@@ -87,14 +90,10 @@ class GraphStep:
         ]
         if scaled:
             flat = [None if v is None else v / self.scale for v in flat]
-        counts = [
-            tf.zeros([numbers.BINS], tf.int32) if v is None else numbers.exponent_counts(v)
-            for v in flat
-        ]
         tops = [tf.zeros([]) if v is None else numbers.largest(v) for v in flat]
         lows = tf.fill([len(flat)], 0.0 if self.measured else float("nan"))
         at = [[self.slot]]
-        self.buffers.histogram.scatter_nd_update(at, [tf.stack(counts)])
+        self.buffers.histogram.scatter_nd_update(at, [numbers.all_exponent_counts(flat)])
         self.buffers.stats.scatter_nd_update(at, [tf.stack([tf.stack(tops), lows, lows], axis=1)])
 
     def measure(self, sample: Any, before: Sequence[Any]) -> None:
@@ -109,9 +108,10 @@ class GraphStep:
         update, buffers = self.update, self.buffers
 
         def compare() -> Any:
-            pairs = [moved(a, b) for a, b in zip(update.weights(), before, strict=True)]
             columns = tf.scatter_nd(
-                [[i] for i in update.present], tf.stack(pairs), [len(update.grads), 2]
+                [[i] for i in update.present],
+                all_moved(update.weights(), before),
+                [len(update.grads), 2],
             )
             old = tf.gather(buffers.stats, self.slot)[:, :1]
             buffers.stats.scatter_nd_update([[self.slot]], [tf.concat([old, columns], axis=1)])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+
+from keras_gradguard.taps.threads import alone
 
 _EXAMPLES = 64
 
@@ -83,9 +86,10 @@ class BatchKeeper:
         tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
         forms = [(t.dtype, t.shape if compiled else None) for t in tensors]
         if [(v.dtype, v.shape if compiled else None) for v in self._variables] != forms:
-            with tf.init_scope():
-                self._variables = [_holder(*form) for form in forms]
-                self._count = _holder(tf.int32, tf.TensorShape([])) if compiled else None
+            # Not in the trace: a function that makes variables is traced twice.
+            self._variables = alone(lambda: [_holder(*form) for form in forms])
+            length = functools.partial(_holder, tf.int32, tf.TensorShape([]))
+            self._count = alone(length) if compiled else None
         self._structure = structure
 
         def assign() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,7 +47,8 @@ def magnitudes(values: Any, gradient: Any) -> Any:
     """
     if gradient.dtype.is_complex:
         values = tf.norm(values, axis=-1)
-    return tf.reshape(tf.cast(values, tf.float32), [-1])
+    values = tf.cast(values, tf.float32)
+    return values if values.shape.rank == 1 else tf.reshape(values, [-1])
 
 
 def exponent_counts(values: Any) -> Any:
@@ -61,18 +63,37 @@ def exponent_counts(values: Any) -> Any:
     Returns:
         ``[512]`` int32. Exact, for any n including 0.
     """
+    return all_exponent_counts([values])[0]
+
+
+def all_exponent_counts(several: Sequence[Any]) -> Any:
+    """Return :func:`exponent_counts` of several vectors, ``[V, 512]``; zeros for None.
+
+    Args:
+        several: ``[n]`` float32 each, or None.
+    """
     # Shifted as an unsigned number, sign and exponent are 0 to 511 without an addition, which
     # would be one more pass over memory; the two halves of the counts change places instead.
-    top = tf.bitwise.right_shift(tf.bitcast(values, tf.uint32), tf.constant(23, tf.uint32))
-    counts = tf.raw_ops.DenseBincount(
-        input=tf.bitcast(top, tf.int32),
-        size=BINS,
-        weights=tf.zeros([0], tf.int32),
-        binary_output=False,
-    )
-    return tf.roll(counts, BINS // 2, 0)
+    twenty_three, unweighted = tf.constant(23, tf.uint32), tf.zeros([0], tf.int32)
+    size, nothing = tf.constant(BINS), tf.zeros([BINS], tf.int32)
+    counts = [
+        nothing
+        if values is None
+        else tf.raw_ops.DenseBincount(
+            input=tf.bitcast(
+                tf.bitwise.right_shift(tf.bitcast(values, tf.uint32), twenty_three), tf.int32
+            ),
+            size=size,
+            weights=unweighted,
+            binary_output=False,
+        )
+        for values in several
+    ]
+    return tf.roll(tf.stack(counts), BINS // 2, 1)
 
 
 def largest(values: Any) -> Any:
     """Return the largest magnitude as a float32 scalar, 0 for no entries."""
+    if values.shape.num_elements():
+        return tf.reduce_max(tf.abs(values))
     return tf.reduce_max(tf.concat([tf.abs(values), tf.zeros([1])], axis=0))

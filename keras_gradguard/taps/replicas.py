@@ -165,6 +165,7 @@ def in_graph(update: Update, loss: Any, *, sample_every: int, skip_non_finite: b
     if not is_first():
         return apply()
     step = GraphStep(update, sample_every=sample_every, compiled=False)
+    step.buffers.replicated = True
     pending = step.buffers.pending
     pending.assign(halves)
     sample = step.wanted(bad)

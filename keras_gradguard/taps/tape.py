@@ -56,7 +56,10 @@ class TapeWatch:
     def install(self) -> Callable[[], None]:
         """Put the watch in place; return what takes it away again."""
         _WATCHES.add(self)
-        return lambda: _WATCHES.remove(self)
+        return self._take_away
+
+    def _take_away(self) -> None:
+        _WATCHES.remove(self)
 
     def add(self, record: TapeRecord) -> None:
         """Keep a record, dropping the oldest above ``keep``."""
@@ -83,6 +86,7 @@ class _Watches:
         self._lock = threading.RLock()
         self._active: list[TapeWatch] = []
         self._original: Any = None
+        self._watching: Any = None
 
     def add(self, watch: TapeWatch) -> None:
         with self._lock:
@@ -97,7 +101,12 @@ class _Watches:
                 tf.GradientTape.gradient = self._original
 
     def _install(self) -> None:
-        original = self._original = tf.GradientTape.gradient
+        original = tf.GradientTape.gradient
+        if original is not self._original:
+            self._original, self._watching = original, self._made(original)
+        tf.GradientTape.gradient = self._watching
+
+    def _made(self, original: Any) -> Any:
         active = self._active
 
         def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +122,7 @@ class _Watches:
             return result
 
         gradient.__doc__ = original.__doc__
-        tf.GradientTape.gradient = gradient
+        return gradient
 
 
 def _flat(structure: Any) -> list[Any]:

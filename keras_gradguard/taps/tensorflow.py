@@ -16,6 +16,7 @@ from keras_gradguard.taps.activations import ActivationTap
 from keras_gradguard.taps.base import Cadence
 from keras_gradguard.taps.channel import BAD_BUDGET, TensorFlowChannel
 from keras_gradguard.taps.graph import GraphStep, compiling_with_xla
+from keras_gradguard.taps.installing import Installed, Wrapper
 from keras_gradguard.taps.keeper import BatchKeeper, all_reachable
 from keras_gradguard.taps.probes import ProbeTap
 from keras_gradguard.taps.tape import TapeRecord, TapeWatch, scalar_loss
@@ -67,37 +68,25 @@ class TensorFlowTap:
         self.seen = 0  # calls of apply, traced or eager
         self.wrapping = 0  # optimizers wrapped at the moment
         self._hand_delivered: tuple[TensorFlowChannel, tuple[int, ...]] | None = None
-        self._holds: set[int] = set()
+        self._wrappers: dict[int, Wrapper] = {}
 
     # ------------------------------------------------------------------ installing
 
-    @contextlib.contextmanager
-    def installed(self, targets: Sequence[Any]) -> Iterator[None]:
+    def installed(self, targets: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Wrap ``apply`` of ``targets`` and watch the tape for the time of a ``with`` block.
 
         Args:
             targets: Keras optimizers. Their instance dictionaries are afterwards what they
                 were before, however the block is left.
         """
-        # Entered on every step of `fit`: one generator, and no other context manager inside.
-        undo: list[Callable[[], None]] = []
-        try:
-            for optimizer in targets:
-                self._wrap(optimizer, undo)
-            undo.append(self.tape.install())
-            if self.probes is not None:
-                undo.append(self.probes.install())
-            if self.activations is not None:
-                undo.append(self.activations.install())
-            self.wrapping += len(targets)
-            undo.append(lambda: self._unwrapped(len(targets)))
-            yield
-        finally:
-            for put_back in reversed(undo):
-                put_back()
+        return Installed(self, targets)
 
-    def _unwrapped(self, number: int) -> None:
-        self.wrapping -= number
+    def wrapper(self, optimizer: Any) -> Wrapper:
+        """Return what stands in for ``apply`` of an optimizer, made on first sight."""
+        found = self._wrappers.get(id(optimizer))
+        if found is None:
+            found = self._wrappers[id(optimizer)] = Wrapper(self._apply, optimizer)
+        return found
 
     @contextlib.contextmanager
     def looking_away(self) -> Iterator[None]:
@@ -108,37 +97,6 @@ class TensorFlowTap:
             if self.activations is not None:
                 stack.enter_context(self.activations.pausing())
             yield
-
-    def _wrap(self, optimizer: Any, undo: list[Callable[[], None]]) -> None:
-        """Wrap one optimizer and add what undoes it, unless it is wrapped already."""
-        if id(optimizer) in self._holds:
-            # `train_on_batch` in a watched loop: both have it wrapped; a step counts once.
-            return
-        own = vars(optimizer)
-        missing = object()
-        previous = own.get("apply", missing)
-        original = optimizer.apply
-        alive = True
-
-        def apply(grads: Any, trainable_variables: Any = None) -> Any:
-            if not alive:
-                return original(grads, trainable_variables)
-            return self._apply(optimizer, original, grads, trainable_variables)
-
-        def put_back() -> None:
-            nonlocal alive
-            alive = False
-            self._holds.discard(id(optimizer))
-            if own.get("apply") is apply:
-                if previous is missing:
-                    del own["apply"]
-                else:
-                    own["apply"] = previous
-
-        undo.append(put_back)
-        self._holds.add(id(optimizer))
-        # Straight into the dictionary: the attribute machinery of Keras would track it.
-        own["apply"] = apply
 
     # ------------------------------------------------------------------ one call of apply
 

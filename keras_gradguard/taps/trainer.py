@@ -13,6 +13,7 @@ from keras_gradguard.taps import optimizers
 from keras_gradguard.taps.keeper import watching_step
 from keras_gradguard.taps.tensorflow import TensorFlowTap
 
+_LOOK_AGAIN = 64  # calls of the train function
 # How data running out looks: part of every epoch, no error.
 _END_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 
@@ -52,7 +53,8 @@ class GuardedTrainFunction:
         self.iterator: Any = None
         self._inner: Any = None
         self._traced_for: list[TensorFlowTap] = []
-        self._seen: list[int] = []
+        self._seen = (0, 0)
+        self._calls = 0
         self._found: list[Any] = []
 
     def stands_in_for(self, function: Any) -> bool:
@@ -110,15 +112,17 @@ class GuardedTrainFunction:
         return result
 
     def _targets(self) -> list[Any]:
-        """Return the model's optimizers, looked for anew only when the model changed.
+        """Return the model's optimizers, looked for anew now and then and when the model changed.
 
         A traced step calls no ``apply``, so looking into every attribute on every step would be
         for nothing.
         """
-        seen = [*map(id, vars(self.model).values())]
-        if seen != self._seen or getattr(self.model, "run_eagerly", True):
-            self._found = optimizers.of_model(self.model)
-            self._seen = seen
+        model = self.model
+        seen = (id(getattr(model, "optimizer", None)), len(vars(model)))
+        self._calls += 1
+        if seen != self._seen or self._calls >= _LOOK_AGAIN or getattr(model, "run_eagerly", True):
+            self._found = optimizers.of_model(model)
+            self._seen, self._calls = seen, 0
         return self._found
 
     def _build_optimizer(self) -> None:

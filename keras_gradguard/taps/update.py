@@ -89,9 +89,19 @@ class Update:
 
 def moved(after: Any, before: Any) -> Any:
     """Return half the sum of squares of the change and of the old value, ``[2]`` float32."""
+    return tf.stack(_halves(after, before))
+
+
+def all_moved(after: Sequence[Any], before: Sequence[Any]) -> Any:
+    """Return :func:`moved` of several variables, ``[V, 2]`` float32."""
+    halves = [h for a, b in zip(after, before, strict=True) for h in _halves(a, b)]
+    return tf.reshape(tf.stack(halves), [-1, 2])
+
+
+def _halves(after: Any, before: Any) -> list[Any]:
     old = numbers.dense_values(before)
     new = numbers.dense_values(after)
-    return tf.stack([numbers.half_square(new - old), numbers.half_square(old)])
+    return [numbers.half_square(new - old), numbers.half_square(old)]
 
 
 def _nothing(grads: Any, variables: Any) -> None:

@@ -123,3 +123,11 @@ def test_reading_gives_the_whole_records_of_any_beginning(records, cut):
 def test_reading_stops_at_a_length_that_cannot_be_true(tmp_path):
     (tmp_path / "f").write_bytes(record_file.framed(b"abc") + b"\xff" * 40)
     assert list(record_file.read_records(tmp_path / "f")) == [b"abc"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 1200), max_size=14), st.randoms(use_true_random=False))
+def test_checksums_side_by_side_are_those_one_by_one(sizes, random):
+    parts = [random.randbytes(size) for size in sizes]
+    assert record_file.checksums(parts) == [slow_crc32c(p) for p in parts]
+    assert record_file.framed_all(parts) == b"".join(map(record_file.framed, parts))
