@@ -13,7 +13,7 @@ from keras_gradguard.diagnosis import blame
 from keras_gradguard.diagnosis.data import input_scale
 from keras_gradguard.diagnosis.facts import Facts
 from keras_gradguard.diagnosis.trace import LayerCall
-from keras_gradguard.diagnosis.zeros import ENOUGH_EXAMPLES
+from keras_gradguard.diagnosis.zero_causes import ENOUGH_EXAMPLES
 from keras_gradguard.findings import Cause, Evidence
 from keras_gradguard.records import ActivationStats
 from keras_gradguard.taps.gauge import BY_OP, flat_share

@@ -12,28 +12,37 @@ from keras_gradguard.diagnosis import blame
 from keras_gradguard.diagnosis.blame import Culprit
 from keras_gradguard.diagnosis.data import input_scale, zero_input, zero_sample_weight
 from keras_gradguard.diagnosis.facts import Facts
-from keras_gradguard.diagnosis.opgraph import READ_OPS, Op, Value
-from keras_gradguard.diagnosis.optimizer import explain_frozen
+from keras_gradguard.diagnosis.frozen_update import explain_frozen
+from keras_gradguard.diagnosis.normalisation import batch_of_one
+from keras_gradguard.diagnosis.opgraph import Op, Value
 from keras_gradguard.diagnosis.wording import op_words
+from keras_gradguard.diagnosis.zero_causes import (
+    ENOUGH_EXAMPLES,
+    all_masked,
+    embedding_collapse,
+    logits_loss,
+    missing_activation,
+    names_in,
+    one_column_crossentropy,
+    one_unit_softmax,
+    weights_zero,
+)
+from keras_gradguard.diagnosis.zero_source import (
+    Sources,
+    ZeroSource,
+)
 from keras_gradguard.findings import Cause, Evidence
 
-ENOUGH_EXAMPLES = 8
 _IN_LOSS = frozenset({"RealDiv", "AddV2", "Maximum", "Minimum"})
+
+
 _FOLLOW = blame.PASSES | {
     "Neg", "Sum", "Mean", "AvgPool", "MaxPool", "AvgPool3D", "MaxPool3D", "Prod", "Max", "Min",
     "Square", "Abs", "Sqrt", "SpaceToBatchND", "BatchToSpaceND", "Tanh", "ReverseV2",
 }  # fmt: skip
-_MOST_UPSTREAM = 600
+
+
 SWITCHED_OFF = "it is switched off by a factor of 0"
-_SLICES = frozenset({"StridedSlice", "Slice", "GatherV2", "GatherNd", "Split", "SplitV", "Unpack"})
-# Far above the smallest float16 number: a smaller product may be 0 by underflow.
-_NOT_UNDERFLOW = 1e-3
-_CHOOSERS = blame.CHOICES | {
-    "OneHot", "TopKV2", "ScatterNd", "TensorScatterUpdate", "Where", "ArgMax", "Floor", "Round",
-    "Sign", "Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "LogicalAnd",
-    "LogicalOr", "LogicalNot", "SequenceMask", "MatrixBandPart", "TensorListStack",
-    "TensorListGetItem",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +60,6 @@ class Verdict:
     variables: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZeroSource:
-    """Where a value that is 0 everywhere comes from."""
-
-    kind: str  # "variable", "input", "sample_weight", "target", "constant", "mask", "choice",
-    # "random", "dead", "flat", "cancel", "unknown"
-    op: Op | None = None
-    name: str = ""
-
-
-def _upstream(value: Value) -> list[Value]:
-    """Return the values that ``value`` is computed from, nearest first, so far as they matter."""
-    found: list[Value] = []
-    seen = {value}
-    level = [value]
-    while level and len(found) < _MOST_UPSTREAM:
-        before = [v for u in level if u.op is not None for v in u.op.inputs if v.is_float]
-        level = [v for v in dict.fromkeys(before) if v not in seen]
-        seen.update(level)
-        found += level
-    return found[:_MOST_UPSTREAM]
-
-
 class Judge:
     """Judges the culprits of one step.
 
@@ -87,15 +73,12 @@ class Judge:
         self.facts = facts
         self.streak = streak
         self.culprits = culprits
-        self.ranges: dict[Value, tuple[float, float]] = {}
+        self.sources = Sources(facts)
+        self.ranges = self.sources.ranges
         around: list[Value] = []
         for culprit in culprits:
             around += [culprit.value, *culprit.op.inputs, *culprit.op.outputs]
-        self._measure(around)
-
-    def _measure(self, values: Sequence[Value]) -> None:
-        new = [v for v in values if v not in self.ranges]
-        self.ranges.update(blame.activity(self.facts, new))
+        self.sources.measure(around)
 
     def verdicts(self) -> list[Verdict]:
         """Return one verdict a culprit, in their order."""
@@ -107,7 +90,7 @@ class Judge:
         op = culprit.op
         if op.type in blame.STEPS:
             return self._found(culprit, self._step_op(op))
-        if self._is_relu(op):
+        if self.sources.is_relu(op):
             return self._found(culprit, self.dead(op))
         if op.type in blame.FLAT_ENDS:
             return self._found(culprit, self.flat(op))
@@ -131,23 +114,6 @@ class Judge:
     def _place(self, op: Op) -> str:
         view = self.facts.view
         return view.place(op) if view is not None else (op.layer or "loss")
-
-    def _is_relu(self, op: Op) -> bool:
-        if op.type == "Relu":
-            return True
-        if op.type == "LeakyRelu":
-            return abs(float(op.attrs.get("alpha", 0.2))) < 1e-6
-        if op.type == "Relu6":
-            out = self.ranges.get(op.outputs[0], (1.0, 1.0))
-            return out == (0.0, 0.0) and not self._named(op, "hard_")
-        if op.type == "Maximum" and op.layers:
-            return blame.clip_bounds(op)[0] == 0.0
-        return False
-
-    def _named(self, op: Op, part: str) -> bool:
-        layer = self.facts.layer(op.layer) if op.layer else None
-        activation = getattr(layer, "activation", None)
-        return part in str(getattr(activation, "__name__", activation or ""))
 
     def _step_op(self, op: Op) -> Cause:
         place = self._place(op)
@@ -174,7 +140,7 @@ class Judge:
         """Return the cause for a ReLU that is off for every example of the batch."""
         if self.ranges.get(op.inputs[0]) == (0.0, 0.0):
             # It is only starved: what comes to it is 0 already.
-            source = self.zero_source(op.inputs[0])
+            source = self.sources.of(op.inputs[0])
             if source.kind == "dead" and source.op is not None and source.op is not op:
                 op = source.op
         place = self._place(op)
@@ -250,7 +216,7 @@ class Judge:
         )
         if self.facts.is_partner(op.layer):
             partner = next(
-                (p.name for p in self.facts.context.partners if op.layer in _names_in(p)), place
+                (p.name for p in self.facts.context.partners if op.layer in names_in(p)), place
             )
             mine = self.facts.context.model.name
             return Cause(
@@ -277,7 +243,7 @@ class Judge:
         if output and op.type in ("Sigmoid", "Softmax"):
             cure = (
                 f"Leave the {kind} out of '{place}' and train on logits: "
-                f"{_logits_loss(op)}, or keras_gradguard.layers.LogitsOutput. " + cure
+                f"{logits_loss(op)}, or keras_gradguard.layers.LogitsOutput. " + cure
             )
         return Cause(
             name="saturated_activation",
@@ -378,107 +344,15 @@ class Judge:
         zero = [v for v in others if self.ranges.get(v) == (0.0, 0.0)]
         if not zero:
             return self._cancelled(culprit)
-        source = self.zero_source(zero[0])
+        source = self.sources.of(zero[0])
         return self._from_source(culprit, source)
-
-    def zero_source(self, value: Value) -> ZeroSource:
-        """Walk back from a value that is 0 everywhere to where the zeros come from."""
-        self._measure(_upstream(value))  # all in one run: a run costs more than what it measures
-        for _ in range(60):
-            op = value.op
-            if op is None:
-                return self._fed(value)
-            if op.type in READ_OPS:
-                return self._variable(op)
-            if op.type == "Const":
-                return ZeroSource(kind="constant", op=op)
-            if "Random" in op.type:
-                return ZeroSource(kind="random", op=op)
-            self._measure(op.inputs)
-            floats = [v for v in op.inputs if v.is_float]
-            zero = [v for v in floats if self.ranges.get(v) == (0.0, 0.0)]
-            if op.type == "Cast" and not floats:
-                return self._mask(op)
-            if self._is_relu(op) and not zero:
-                return ZeroSource(kind="dead", op=op)
-            if op.type in blame.FLAT_ENDS and not zero:
-                return ZeroSource(kind="flat", op=op)
-            if op.type in _CHOOSERS:
-                # where(a, zeros, zeros) is 0 because of what it chooses from, not by the choice.
-                both = [v for v in zero if v.op is None or v.op.type != "Const"]
-                if not op.type.startswith("Select") or len(zero) < 2 or not both:
-                    return self._chooser(op)
-                value = both[0]
-                continue
-            if not floats:
-                return ZeroSource(kind="unknown", op=op)
-            if op.type in _SLICES and not zero:
-                # The part that was taken is 0, the whole is not: what was chosen lies elsewhere.
-                return self._chooser(op)
-            if op.type in blame.PRODUCTS and not zero:
-                if self._excluding(op):
-                    return self._chooser(op)
-                return ZeroSource(kind="unknown", op=op)
-            if op.type in ("Sub", "AddV2", "BiasAdd", "AddN", "RealDiv") and not zero:
-                return ZeroSource(kind="cancel", op=op)
-            fed = [v for v in (zero or floats) if v.op is None or v.op.type != "Const"]
-            value = (fed or zero or floats)[0]
-        return ZeroSource(kind="unknown")
-
-    def _fed(self, value: Value) -> ZeroSource:
-        import tensorflow as tf
-
-        trace = self.facts.trace
-        if trace is not None:
-            for kind, part in (
-                ("input", trace.x), ("target", trace.y), ("sample_weight", trace.sample_weight)
-            ):  # fmt: skip
-                if any(trace.value(t) is value for t in tf.nest.flatten(part) if tf.is_tensor(t)):
-                    return ZeroSource(kind=kind)
-        return ZeroSource(kind="unknown")
-
-    def _mask(self, op: Op) -> ZeroSource:
-        """Tell a weight or a mask that was fed from one that was computed."""
-        value = op.inputs[0]
-        while value.op is not None and value.op.type in blame.PASSES and value.op.inputs:
-            value = value.op.inputs[0]
-        if value.op is None:
-            fed = self._fed(value)
-            return fed if fed.kind != "unknown" else ZeroSource(kind="mask", op=op)
-        if self._is_random(value):
-            return ZeroSource(kind="random", op=op)
-        return ZeroSource(kind="mask", op=op)
-
-    def _excluding(self, op: Op) -> bool:
-        """Return True for a product that is 0 although neither factor is small: a mask at work."""
-        tops = [max(map(abs, self.ranges.get(v, (0.0, 0.0)))) for v in op.inputs if v.is_float]
-        return op.type == "Mul" and len(tops) == 2 and tops[0] * tops[1] > _NOT_UNDERFLOW
-
-    def _chooser(self, op: Op) -> ZeroSource:
-        if any(self._is_random(v) for v in op.inputs):
-            return ZeroSource(kind="random", op=op)
-        return ZeroSource(kind="choice", op=op)
-
-    def _is_random(self, value: Value) -> bool:
-        view = self.facts.view
-        if view is None:
-            return False
-        return any("Random" in op.type for op in view.ops.producers(value, 40))
-
-    def _variable(self, op: Op) -> ZeroSource:
-        view = self.facts.view
-        if view is not None:
-            for key, handles in view.ops.variables.items():
-                if any(op in h.uses for h in handles):
-                    return ZeroSource(kind="variable", op=op, name=view.names.get(key, ""))
-        return ZeroSource(kind="variable", op=op)
 
     def _from_source(self, culprit: Culprit, source: ZeroSource) -> Verdict:
         who = culprit.variables
         if source.kind == "variable":
             return self._zero_variable(culprit, source)
         if source.kind == "sample_weight":
-            return self._found(culprit, zero_sample_weight(self.facts.data) or _weights_zero())
+            return self._found(culprit, zero_sample_weight(self.facts.data) or weights_zero())
         if source.kind == "input":
             return self._found(culprit, zero_input(self.facts.data))
         if source.kind == "target":
@@ -490,7 +364,7 @@ class Judge:
         if source.kind == "mask":
             if culprit.op.layers:
                 return Verdict(healthy="a mask hides all of it in this batch", variables=who)
-            return self._found(culprit, _all_masked(culprit.op))
+            return self._found(culprit, all_masked(culprit.op))
         if source.kind == "choice":
             return Verdict(healthy="nothing was routed to it in this batch", variables=who)
         if source.kind == "random":
@@ -556,7 +430,7 @@ class Judge:
         op = culprit.op
         if op.type.startswith("Select"):
             out = self.ranges.get(op.outputs[0])
-            if out == (0.0, 0.0) and op.layers and not self._is_random(op.inputs[0]):
+            if out == (0.0, 0.0) and op.layers and not self.sources.is_random(op.inputs[0]):
                 return self._found(culprit, self._select_cause(op))
             if not op.layers and not self._loss_is_zero():
                 return self._found(culprit, self._select_cause(op))
@@ -636,205 +510,3 @@ class Judge:
                 variables=culprit.variables,
             )
         return Verdict(variables=culprit.variables)
-
-
-# ---- causes that several analyses name ---------------------------------------------
-
-
-def _names_in(model: Any) -> set[str]:
-    from keras_gradguard.diagnosis.sandbox import all_layers
-
-    return {la.name for la in all_layers(model)}
-
-
-def _logits_loss(op: Op) -> str:
-    if op.type == "Softmax":
-        return "SparseCategoricalCrossentropy(from_logits=True)"
-    return "BinaryCrossentropy(from_logits=True)"
-
-
-def _weights_zero() -> Cause:
-    return Cause(
-        name="zero_sample_weight",
-        score=0.9,
-        where=("loss", "sample_weight"),
-        evidence=(Evidence(name="weight_sum", value=0.0, text="every weight of the loss is 0"),),
-        fix="Check how the weights are built: print(sample_weight.sum()) per batch.",
-    )
-
-
-def _all_masked(op: Op) -> Cause:
-    return Cause(
-        name="all_masked",
-        score=0.92,
-        where=("loss", "data"),
-        evidence=(
-            Evidence(
-                name="masked_fraction",
-                value=1.0,
-                text="the mask of the loss is 0 for every position of this batch",
-            ),
-        ),
-        fix="Check `mask_value` (Masking) or the padding value (Embedding(mask_zero=True) takes 0 "
-        "for padding, so real tokens must count from 1), and that the mask is not turned round.",
-        source=op.source,
-    )
-
-
-def one_unit_softmax(place: str, source: str | None = None) -> Cause:
-    """Return the cause ``softmax_over_one_unit``."""
-    return Cause(
-        name="softmax_over_one_unit",
-        score=0.98,
-        where=(place,),
-        evidence=(
-            Evidence(
-                name="units",
-                value=1,
-                text=f"the softmax of '{place}' runs over an axis of size 1, so its output is 1 "
-                "for every input and its derivative is 0",
-            ),
-        ),
-        fix=f"For two classes give '{place}' one unit with sigmoid and use binary_crossentropy, or "
-        "two units with softmax and sparse_categorical_crossentropy.",
-        source=source,
-    )
-
-
-def one_column_crossentropy(place: str, source: str | None = None) -> Cause:
-    """Return the cause ``wrong_loss_for_labels`` for a categorical loss on one column."""
-    return Cause(
-        name="wrong_loss_for_labels",
-        score=0.96,
-        where=("loss", place),
-        evidence=(
-            Evidence(
-                name="columns",
-                value=1,
-                text=f"a categorical cross-entropy compares classes along the last axis, and the "
-                f"output of '{place}' has a single column: the loss is 0 whatever the model says",
-            ),
-        ),
-        fix=f"With one unit in '{place}' use binary_crossentropy (and sigmoid); for a categorical "
-        "loss give it one unit per class and one-hot labels.",
-        source=source,
-    )
-
-
-def missing_activation(facts: Facts, low: float, high: float, maker: Op | None = None) -> Cause:
-    """Return the cause ``missing_activation``: raw outputs in a loss on probabilities."""
-    place = maker.layer if maker is not None and maker.layer else None
-    if place is None:
-        view = facts.view
-        outputs = facts.outputs
-        if view is not None and outputs:
-            place = next((o.layer for o in view.ops.producers(outputs[0], 50) if o.layer), None)
-    place = place or "output"
-    return Cause(
-        name="missing_activation",
-        score=0.95,
-        where=("loss", place),
-        evidence=(
-            Evidence(
-                name="output_range",
-                value=high if high > 1 else low,
-                text=f"the loss expects probabilities, but the output of '{place}' runs from "
-                f"{low:.4g} to {high:.4g}; outside [0, 1] the loss clips and its gradient is 0",
-            ),
-        ),
-        fix=f"Say that '{place}' gives logits: BinaryCrossentropy(from_logits=True) (or the "
-        f"categorical one), or give '{place}' activation='sigmoid' (one unit) or 'softmax'; "
-        "keras_gradguard.layers.LogitsOutput keeps the two together.",
-    )
-
-
-def batch_of_one(facts: Facts) -> Cause | None:
-    """Return ``batchnorm_batch_one`` when a normalisation averages over a single value."""
-    trace = facts.trace
-    if trace is None:
-        return None
-    size = facts.context.batch.size if facts.context.batch is not None else None
-    for call in trace.layers:
-        kind = type(call.layer).__name__
-        if kind not in ("BatchNormalization", "LayerNormalization", "GroupNormalization"):
-            continue
-        if not call.inputs or call.inputs[0].shape.rank is None:
-            continue
-        shape = call.inputs[0].shape.as_list()
-        if kind == "BatchNormalization" and not call.layer.trainable:
-            continue
-        count = _averaged(call.layer, kind, shape, size)
-        if count == 1:
-            return _norm_cause(call.name, kind, shape)
-    return None
-
-
-def _averaged(layer: Any, kind: str, shape: list[Any], size: int | None) -> int | None:
-    if kind == "GroupNormalization":
-        channels = shape[layer.axis]
-        if channels is None or not layer.groups or layer.groups < 1:
-            return None
-        rest = [d for i, d in enumerate(shape) if i not in (0, layer.axis % len(shape))]
-        per = channels // max(layer.groups, 1)
-        return None if None in rest else per * int(np.prod(rest, dtype=int))
-    axis = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
-    axes = {a % len(shape) for a in axis}
-    over = [d for i, d in enumerate(shape) if (i in axes) == (kind == "LayerNormalization")]
-    if kind == "BatchNormalization" and size is not None and over:
-        over[0] = size
-    return None if None in over else int(np.prod(over, dtype=int))
-
-
-def _norm_cause(name: str, kind: str, shape: list[Any]) -> Cause:
-    batch = kind == "BatchNormalization"
-    what = (
-        f"'{name}' averages over a batch of {shape[0]}: one value per channel"
-        if batch
-        else f"'{name}' averages over a single feature"
-    )
-    return Cause(
-        name="batchnorm_batch_one",
-        score=0.96,
-        where=(name,),
-        evidence=(
-            Evidence(
-                name="values_averaged",
-                value=1,
-                text=f"{what}, so value minus mean is 0 and the output is constant",
-            ),
-        ),
-        fix=f"Use a larger batch_size, or LayerNormalization (GroupNormalization for images) "
-        f"instead of '{name}'."
-        if batch
-        else f"Normalise over more than one value, or leave '{name}' out.",
-    )
-
-
-def embedding_collapse(facts: Facts) -> Cause | None:
-    """Return ``embedding_collapse`` when an output is one vector for all examples."""
-    trace = facts.trace
-    if trace is None or not facts.outputs:
-        return None
-    from keras_gradguard.diagnosis.activations import constant_outputs
-    from keras_gradguard.diagnosis.contract import compared_directly
-
-    hit = constant_outputs(facts)
-    if hit is None or compared_directly(facts):
-        return None
-    name, units, examples = hit
-    return Cause(
-        name="embedding_collapse",
-        score=0.9,
-        where=(name, "loss"),
-        evidence=(
-            Evidence(
-                name="distinct_embeddings",
-                value=1,
-                text=f"'{name}' gives one and the same vector of {units} numbers for all "
-                f"{examples} examples: every distance is 0 and the loss sits at its margin",
-            ),
-        ),
-        fix="Lower the learning rate, normalise the embeddings (keras.layers.UnitNormalization), "
-        "mine semi-hard instead of the hardest negatives, and make sure that batches hold "
-        "several classes.",
-    )

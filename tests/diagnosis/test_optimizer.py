@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from keras_gradguard.diagnosis import optimizer
+from keras_gradguard.diagnosis import frozen_update, learning_rate, optimizer
 from keras_gradguard.records import Row
 
 
@@ -42,7 +42,7 @@ def test_a_tried_step_is_the_real_step(name, steps):
             opt.build(vs)
             scale = float(opt.dynamic_scale)
         opt.apply([keras.ops.convert_to_tensor(scale * gradient)], vs)
-    trial = optimizer.try_step(opt, vs, [gradient], ["out/kernel"])
+    trial = frozen_update.try_step(opt, vs, [gradient], ["out/kernel"])
     before = np.array(vs[0])
     assert (trial.before[0] == before).all()
     if name == "scaled":
@@ -84,7 +84,7 @@ GRADIENT = [np.array([[0.5], [-1.0], [2.0]], "float32")]
 def test_why_weights_do_not_move(opt, vs, cause):
     up = vs.pop("up", False)
     gradient = [np.abs(GRADIENT[0])] if up else GRADIENT
-    found = optimizer.explain_frozen(opt, variables(**vs), gradient, ["out/kernel"])
+    found = frozen_update.explain_frozen(opt, variables(**vs), gradient, ["out/kernel"])
     assert [c.name for c in found][:1] == ([cause] if cause else [])
 
 
@@ -111,8 +111,8 @@ SCHEDULES = keras.optimizers.schedules
 def test_learning_rate(rate, iterations, zero, warm):
     opt = keras.optimizers.SGD(rate)
     opt.iterations.assign(iterations)
-    assert (optimizer.learning_rate_zero(opt) is not None) is zero
-    assert (optimizer.warms_up(opt) is not None) is warm
+    assert (learning_rate.learning_rate_zero(opt) is not None) is zero
+    assert (learning_rate.warms_up(opt) is not None) is warm
 
 
 def rows(norms, losses):
@@ -132,7 +132,7 @@ def rows(norms, losses):
     ],
 )
 def test_learning_rate_too_high(norms, losses, found):
-    cause = optimizer.learning_rate_too_high(rows(norms, losses))
+    cause = learning_rate.learning_rate_too_high(rows(norms, losses))
     assert (cause is not None) is found
 
 
