@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_gradguard.diagnosis import blame
+from keras_gradguard.diagnosis.clips import divides_by_own_sum, probability_clips
 from keras_gradguard.diagnosis.facts import Facts
 from keras_gradguard.diagnosis.labels import ELEMENTWISE, labels
 from keras_gradguard.diagnosis.logits import (
@@ -23,22 +24,6 @@ from keras_gradguard.diagnosis.zero_causes import (
     one_unit_softmax,
 )
 from keras_gradguard.findings import Cause, Evidence
-
-
-def probability_clips(facts: Facts) -> list[Op]:
-    """Return the clips to just inside [0, 1] that outputs of the model go through."""
-    view = facts.view
-    if view is None or not facts.outputs:
-        return []
-    after = view.ops.descendants(facts.outputs)
-    return [
-        op
-        for op in view.ops.ops
-        if op.type in blame.CLIPS
-        and any(v in after for v in op.inputs)
-        and any(o in facts.reach for o in op.outputs)
-        and blame.is_probability_clip(op)
-    ]
 
 
 def missing(facts: Facts) -> Cause | None:
@@ -83,14 +68,6 @@ def one_column(facts: Facts) -> Cause | None:
             place = next((o.layer for o in view.ops.producers(value, 60) if o.layer), "output")
             return one_column_crossentropy(place, op.source)
     return None
-
-
-def divides_by_own_sum(op: Op) -> bool:
-    """Return True for a division by the sum over the same values, as a softmax by hand ends."""
-    if op.type != "RealDiv":
-        return False
-    under = op.inputs[1].op
-    return under is not None and under.type == "Sum" and under.inputs[0] is op.inputs[0]
 
 
 def swapped(facts: Facts) -> Cause | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,27 +13,7 @@ from keras_gradguard.diagnosis.facts import Facts
 from keras_gradguard.diagnosis.measured import measured_findings
 from keras_gradguard.diagnosis.preflight import preflight_of, scale_finding
 from keras_gradguard.diagnosis.work import Work
-from keras_gradguard.findings import Cause, Evidence, Finding, GradientSize, Report, Severity
-
-logger = logging.getLogger("keras_gradguard")
-
-
-# What the contract's causes deserve before a step was seen to fail. "raise": training cannot do
-# what the user means; "warn": it may still learn something.
-SEVERITY: dict[str, Severity] = {
-    "double_activation": "warn",
-    "missing_activation": "warn",
-    "softmax_over_one_unit": "warn",
-    "wrong_loss_for_labels": "warn",
-    "loss_arguments_swapped": "raise",
-    "loss_broadcast": "raise",
-    "label_out_of_range": "warn",
-    "labels_all_zero": "warn",
-    "batchnorm_batch_one": "warn",
-    "zero_sample_weight": "warn",
-    "zero_input": "warn",
-    "nan_input": "warn",
-}
+from keras_gradguard.findings import Cause, Evidence, Finding, GradientSize, Report
 
 
 def diagnose(

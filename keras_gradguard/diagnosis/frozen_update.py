@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keras_gradguard.diagnosis.learning_rate import inner, learning_rate_at, learning_rate_zero
+from keras_gradguard.diagnosis.trial_walk import copy_state
 from keras_gradguard.findings import Cause, Evidence
 
 _MAX_ELEMENTS = 50_000_000
@@ -110,20 +111,6 @@ def try_step(
         gradients=tuple(gradients),
         learning_rate=rate,
     )
-
-
-def copy_state(source: Any, clone: Any, variables: Sequence[Any]) -> None:
-    """Give the clone the moments of the original where they belong to the same variables."""
-    known = [id(v) for v in getattr(source, "_trainable_variables", ())]
-    if not getattr(source, "built", False) or known != [id(v) for v in variables]:
-        return
-    by_shape = list(zip(source.variables, clone.variables, strict=False))
-    if len(source.variables) != len(clone.variables):
-        return
-    rate = getattr(clone, "_learning_rate", None)
-    for old, new in by_shape:
-        if new is not rate and tuple(old.shape) == tuple(new.shape):
-            new.assign(keras.ops.cast(old.value, new.dtype))
 
 
 def explain_frozen(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keras_gradguard.diagnosis import blame
-from keras_gradguard.diagnosis.contract import divides_by_own_sum, probability_clips
+from keras_gradguard.diagnosis.clips import divides_by_own_sum, probability_clips
 from keras_gradguard.diagnosis.facts import Facts
 from keras_gradguard.diagnosis.logits import logits_behind, sites_of
 from keras_gradguard.diagnosis.opgraph import Op, OpGraph, Value

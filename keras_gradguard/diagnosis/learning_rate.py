@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from keras_gradguard.diagnosis.frozen_update import copy_state
 from keras_gradguard.findings import Cause, Evidence
 from keras_gradguard.records import Row, Sample
 
@@ -189,50 +188,3 @@ def learning_rate_too_high(
         fix=f"Lower the learning rate{said} by 10 to 1000 times, bring the inputs to about unit "
         "size (keras.layers.Rescaling or Normalization), or set clipnorm=1.0 on the optimizer.",
     )
-
-
-def walk(
-    optimizer: Any,
-    variables: Sequence[Any],
-    measure: Callable[[], Sequence[NDArray[Any]]],
-    steps: int,
-) -> list[float]:
-    """Take a few steps with a copy of the optimizer and put the weights back.
-
-    Args:
-        optimizer: The Keras optimizer; only read.
-        variables: Keras variables; changed while this runs, afterwards as before.
-        measure: Returns the loss and one gradient a variable, at the present weights.
-        steps: How many steps to take.
-
-    Returns:
-        The loss before each step and after the last; ends at the first that is not finite.
-    """
-    source = inner(optimizer)
-    rate = learning_rate_at(optimizer)
-    config = dict(source.get_config())
-    config.update(learning_rate=rate if rate is not None else 0.0)
-    config.update(gradient_accumulation_steps=None, use_ema=False, loss_scale_factor=None)
-    clone = type(source).from_config(config)
-    copies = [
-        keras.Variable(v.value, dtype=keras.backend.standardize_dtype(v.dtype), name=f"walk_{i}")
-        for i, v in enumerate(variables)
-    ]
-    clone.build(copies)
-    copy_state(source, clone, variables)
-    before = [np.array(v) for v in variables]
-    losses: list[float] = []
-    try:
-        for _ in range(steps + 1):
-            loss, *gradients = measure()
-            losses.append(float(np.mean(loss)))
-            if len(losses) > steps or not math.isfinite(losses[-1]):
-                break
-            clone.apply([keras.ops.convert_to_tensor(g) for g in gradients], copies)
-            for variable, copy in zip(variables, copies, strict=True):
-                constraint = getattr(variable, "constraint", None)
-                variable.assign(copy if constraint is None else constraint(copy.value))
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
-    return losses

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_gradguard.diagnosis import blame
-from keras_gradguard.diagnosis.contract import probability_clips
+from keras_gradguard.diagnosis.clips import probability_clips
 from keras_gradguard.diagnosis.facts import Facts
 from keras_gradguard.diagnosis.opgraph import Op, Value
 from keras_gradguard.findings import Cause, Evidence

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_gradguard.diagnosis import activations, frozen_update, learning_rate, optimizer
+from keras_gradguard.diagnosis import (
+    activations,
+    frozen_update,
+    learning_rate,
+    optimizer,
+    trial_walk,
+)
 from keras_gradguard.diagnosis.execute import run
 from keras_gradguard.diagnosis.explain import explain_with
 from keras_gradguard.diagnosis.facts import Facts
@@ -216,7 +222,7 @@ def trial_losses(facts: Facts, steps: int) -> list[float]:
     ]
     if not pairs or sum(int(np.prod(v.shape)) for v, _ in pairs) > _TRIAL_ELEMENTS:
         return []
-    return learning_rate.walk(
+    return trial_walk.walk(
         opt,
         [v for v, _ in pairs],
         lambda: [np.asarray(a) for a in run(trace, [trace.loss, *_dense(trace, pairs)])],

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from keras_gradguard.diagnosis import blame, contract, data, logits, optimizer
 from keras_gradguard.diagnosis.context import Batch, Context
-from keras_gradguard.diagnosis.diagnose import SEVERITY, logger
 from keras_gradguard.diagnosis.facts import Facts, outside_graphs
 from keras_gradguard.diagnosis.normalisation import batch_of_one
 from keras_gradguard.diagnosis.sandbox import is_stock_train_step
 from keras_gradguard.diagnosis.untracked import untracked
 from keras_gradguard.diagnosis.work import Work
-from keras_gradguard.findings import Cause, Evidence, Finding
+from keras_gradguard.findings import Cause, Evidence, Finding, Severity
+
+logger = logging.getLogger("keras_gradguard")
+
+# What the contract's causes deserve before a step was seen to fail. "raise": training cannot do
+# what the user means; "warn": it may still learn something.
+_SEVERITY: dict[str, Severity] = {
+    "double_activation": "warn",
+    "missing_activation": "warn",
+    "softmax_over_one_unit": "warn",
+    "wrong_loss_for_labels": "warn",
+    "loss_arguments_swapped": "raise",
+    "loss_broadcast": "raise",
+    "label_out_of_range": "warn",
+    "labels_all_zero": "warn",
+    "batchnorm_batch_one": "warn",
+    "zero_sample_weight": "warn",
+    "zero_input": "warn",
+    "nan_input": "warn",
+}
 
 _WORDS = {
     "double_activation": "The output activation is applied twice.",
@@ -98,7 +117,7 @@ def _whole_input_zero(facts: Facts) -> Cause | None:
 
 
 def _contract_finding(cause: Cause, facts: Facts) -> Finding | None:
-    severity = SEVERITY.get(cause.name, "info")
+    severity = _SEVERITY.get(cause.name, "info")
     symptom = "bad_contract"
     summary = _WORDS.get(cause.name, "Model, loss and data do not fit together.")
     if cause.name == "softmax_over_one_unit" and _softmax_on_the_way(facts):
