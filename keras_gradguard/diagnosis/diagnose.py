@@ -86,11 +86,14 @@ def diagnose(
     scale = work.attempt("the scale of the inputs", lambda: data.input_scale(facts.data), None)
     if scale is not None and not any(c.name == "input_scale" for f in findings for c in f.causes):
         findings.append(scale_finding(scale))
+    unmeasured: tuple[GradientSize, ...] = ()
+    ran = "gradients" in vars(facts)  # the step could be computed on this batch
+    sizes = work.attempt("gradient sizes", lambda: _sizes(facts), unmeasured) if ran else unmeasured
     return Report(
         findings=tuple(findings),
         title=_title(facts),
         notes=(*facts.notes, *work.notes),
-        gradients=_sizes(facts),
+        gradients=sizes,
     )
 
 
