@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
+from keras_gradguard import GradientGuard
 from keras_gradguard.layers import DynamicRepeatDense
 from keras_gradguard.losses import LengthLoss, PaddedSequenceLoss
 
@@ -46,8 +47,12 @@ def count_rows(y_true: Any, y_pred: Any) -> Any:
     return tf.cast(tf.abs(rows - tf.cast(tf.reduce_max(y_true), tf.int32)), tf.float32)
 
 
-def faulty() -> str:
-    """Train on the number of rows itself; return the error that stops it."""
+def faulty(*callbacks: keras.callbacks.Callback) -> str:
+    """Train on the number of rows itself; return the error that stops it.
+
+    Args:
+        *callbacks: Without any it is Keras that stops; a GradientGuard says where and why.
+    """
     images, _, lengths = digits()
     inputs = keras.Input((64,))
     hidden = keras.layers.Dense(32, activation="relu")(inputs)
@@ -55,7 +60,7 @@ def faulty() -> str:
     model = keras.Model(inputs, CountUp()(n))
     model.compile("adam", loss=count_rows)
     try:
-        model.fit(images, lengths, batch_size=1, epochs=1, verbose=0)
+        model.fit(images, lengths, batch_size=1, epochs=1, verbose=0, callbacks=list(callbacks))
     except Exception as error:  # whatever stops it is what this example shows
         return f"{type(error).__name__}: {error}"
     return "trained"
@@ -131,7 +136,8 @@ def schedule() -> keras.optimizers.Optimizer:
 
 def main() -> None:
     """Print what both formulations come to."""
-    print("faulty:", faulty())
+    print("Without a guard:", faulty())
+    print("With one:", faulty(GradientGuard(log_dir=None)))
     for name, value in cured().items():
         print(f"cured: {name} {value:.3f}")
 
