@@ -155,8 +155,11 @@ def test_a_real_interrupt_between_two_batches():
     x, y = data()
 
     def stream():
-        for i in range(100):
-            if i == 4:
+        sent = False
+        for _ in range(1000):
+            # Batches are fetched ahead: wait until some were trained on.
+            if seen.steps_seen and not sent:
+                sent = True
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.2)
             yield x[:8], y[:8]
@@ -167,7 +170,7 @@ def test_a_real_interrupt_between_two_batches():
         fitted(model, [seen], x=stream())
     fitted(model)  # the next fit is a plain one
     assert_nothing_left(plain, model)
-    assert 0 < seen.steps_seen < 100
+    assert 0 < seen.steps_seen < 1000
 
 
 class BoomError(Exception):
