@@ -121,7 +121,8 @@ def _is_derivative(op: Op) -> bool:
 
 
 def _by_clipping(trace: Trace, view: StepView, asked: Sequence[VariableSeen]) -> list[Cause]:
-    ways = {v.key: _way(view, v) for v in asked}
+    oracle = Oracle()  # one for all: it remembers what it asked TensorFlow about operations
+    ways = {v.key: _way(view, v, oracle) for v in asked}
     clips = _clips_of(trace, ways)
     if not clips:
         return []
@@ -149,9 +150,9 @@ def _by_clipping(trace: Trace, view: StepView, asked: Sequence[VariableSeen]) ->
     return causes[:2]
 
 
-def _way(view: StepView, variable: VariableSeen) -> Way:
+def _way(view: StepView, variable: VariableSeen, oracle: Oracle) -> Way:
     _, starts = starts_of(view.ops, variable.key)
-    return way(view.ops, Oracle(), starts, view.loss)
+    return way(view.ops, oracle, starts, view.loss)
 
 
 def _clips_of(trace: Trace, ways: dict[int, Way]) -> list[Op]:

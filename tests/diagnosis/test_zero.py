@@ -126,6 +126,7 @@ def test_clip_in_a_layer_names_only_what_is_behind_it():
 
 
 def test_a_clip_that_lets_some_entries_through_is_healthy():
+    keras.utils.set_random_seed(0)  # with other weights it may let none through
     model = net(layers.Lambda(lambda h: ops.clip(h, -0.1, 0.1), name="guard"))
     assert zero_gradient(trace_step(model, X, Y, loss="mse")) == ()
 
