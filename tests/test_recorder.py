@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -11,13 +11,13 @@ from keras_gradguard.records import Row
 from tests.histories import sample, table
 
 WIDTH = 3
+TINY = np.finfo(np.float32).tiny
 NORMS = hnp.arrays(
     np.float32,
     WIDTH,
     elements=st.one_of(
-        st.sampled_from([0.0, 1.0, np.nan, np.inf, float(np.finfo(np.float32).tiny)]),
-        # No subnormal numbers: TensorFlow 2.16 makes the processor flush them to zero.
-        st.floats(0, 2.0**100, width=32, allow_subnormal=False),
+        st.sampled_from([0.0, 1.0, np.nan, np.inf, 1e-45]),
+        st.floats(0, 2.0**100, width=32),
     ),
 )
 LOSSES = st.one_of(st.none(), st.sampled_from([0.0, np.nan, np.inf]), st.floats(-10, 10))
@@ -51,6 +51,9 @@ def readings(draw):
 def test_against_a_recorder_that_keeps_everything(found, keep_rows, keep_samples):
     recorder = Recorder(table=table("a", "b", "c"), keep_rows=keep_rows, keep_samples=keep_samples)
     rows, samples, lost, judged = [], [], 0, 0
+    # TensorFlow 2.16 makes the processor take subnormal numbers for zero: nothing to compare then.
+    norms = np.array([r.norm for new_rows, *_ in found for r in new_rows])
+    assume(np.float32(1e-45) > 0 or not ((norms != 0) & (np.abs(norms) < TINY)).any())
     for new_rows, new_samples, gone, look in found:
         recorder.add(new_rows, new_samples, lost=gone)
         rows += new_rows

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,10 +13,9 @@ from keras_gradguard.records import ActivationSample
 from keras_gradguard.taps.base import Cadence
 from keras_gradguard.taps.channel import TensorFlowChannel
 from keras_gradguard.taps.gauge import Gauge, Seen
+from keras_gradguard.taps.installing import StandIn
 from keras_gradguard.taps.keeper import all_reachable, examined
 from keras_gradguard.taps.threads import alone
-
-_MISSING = object()
 
 
 class ActivationTap:
@@ -37,11 +35,12 @@ class ActivationTap:
     """
 
     def __init__(self, models: Sequence[Any], cadence: Cadence) -> None:
-        self.paused = False
+        self.paused = False  # a diagnosis runs the model for itself
         self._models = list(models)
         self._layers: list[Any] | None = None
         self._cadence = cadence
         self._seen: list[Seen] = []
+        self._stand_ins: dict[int, StandIn] = {}
         self._gauges: dict[tuple[Any, ...], tuple[TensorFlowChannel, Gauge]] = {}
 
     @property
@@ -56,43 +55,28 @@ class ActivationTap:
 
     def install(self) -> Callable[[], None]:
         """Observe calls of the layers until the function that is returned is called."""
-        layers = self.layers
-        before = [(layer, vars(layer).get("call", _MISSING)) for layer in layers]
-        mine = [self._observed(layer) for layer in layers]
-        for layer, call in zip(layers, mine, strict=True):
-            # Straight into the dictionary: the attribute machinery of Keras would track it.
-            vars(layer)["call"] = call
+        mine = [s for s in map(self._stand_in, self.layers) if not s.alive]
+        for stand_in in mine:
+            stand_in.put_on()
 
         def put_back() -> None:
             self._seen = []
-            for (layer, previous), call in zip(before, mine, strict=True):
-                if vars(layer).get("call") is not call:
-                    continue  # somebody put their own in place meanwhile
-                if previous is _MISSING:
-                    del vars(layer)["call"]
-                else:
-                    vars(layer)["call"] = previous
+            for stand_in in mine:
+                stand_in.take_off()
 
         return put_back
 
-    @contextlib.contextmanager
-    def pausing(self) -> Iterator[None]:
-        """Look away while a diagnosis runs the model for itself."""
-        self.paused = True
-        try:
-            yield
-        finally:
-            self.paused = False
+    def _stand_in(self, layer: Any) -> StandIn:
+        found = self._stand_ins.get(id(layer))
+        if found is None:
 
-    def _observed(self, layer: Any) -> Any:
-        original = layer.call
+            def seen(original: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                self._see(layer, result)
+                return result
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            self._see(layer, result)
-            return result
-
-        return call
+            found = self._stand_ins[id(layer)] = StandIn(layer, "call", seen)
+        return found
 
     def _see(self, layer: Any, result: Any) -> None:
         if self.paused or not isinstance(result, tf.Tensor) or examined():

@@ -258,7 +258,7 @@ class TensorFlowChannel:
 
 
 def fetched(variable: Any) -> NDArray[Any]:
-    """Return a variable's value on the host: the one way in which numbers leave the device."""
+    """Return the whole of a variable on the host."""
     # Without what reading a variable does for tapes and name scopes, which takes as long again.
     value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
     array: NDArray[Any] = value.numpy()

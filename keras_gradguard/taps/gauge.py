@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_gradguard.records import ActivationSample, ActivationStats
 from keras_gradguard.taps import numbers
 from keras_gradguard.taps.base import Cadence
+from keras_gradguard.taps.channel import fetched
 
 # A unit counts as dead or constant when it is so for every example of this many samples, and
 # of those of the window before, so that a window that has just begun covers enough.
@@ -135,13 +136,13 @@ class Gauge:
         Args:
             base: Added to the numbers of the steps.
         """
-        taken = int(self.taken.numpy())
+        taken = int(fetched(self.taken))
         new = min(taken - self._read, self.slots)
         self._read = taken
         if new <= 0:
             return []
         slots = np.arange(taken - new, taken) % self.slots
-        steps = self.steps.numpy()[slots]
+        steps = fetched(self.steps)[slots]
         stats = tf.gather(self.stats, slots).numpy()
         counts = tf.gather(self.histogram, slots).numpy()
         return [

@@ -6,51 +6,53 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-class Wrapper:
-    """Stands in for one optimizer's ``apply``, again and again: it is put on for every step.
+class StandIn:
+    """Stands in for one method of one object, again and again: it is put on for every step.
 
     Args:
-        seen: Called with ``(optimizer, original apply, gradients, variables)`` in its place.
-        optimizer: A Keras optimizer.
+        owner: An optimizer or a layer. Its own dictionary is afterwards what it was before.
+        name: The method.
+        seen: Called with ``(original method, *arguments)`` in its place.
     """
 
-    def __init__(self, seen: Callable[[Any, Any, Any, Any], Any], optimizer: Any) -> None:
+    def __init__(self, owner: Any, name: str, seen: Callable[..., Any]) -> None:
         self.alive = False
-        self._optimizer = optimizer  # held, so that its id stays its own
-        self._own = vars(optimizer)
+        self._owner = owner  # held, so that its id stays its own
+        self._name = name
+        self._own = vars(owner)
         self._previous: Any = None
         self._original: Any = None
 
-        def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if not self.alive:
-                return self._original(grads, trainable_variables)
-            return seen(optimizer, self._original, grads, trainable_variables)
+                return self._original(*args, **kwargs)
+            return seen(self._original, *args, **kwargs)
 
-        self._apply = apply
+        self._call = call
 
     def put_on(self) -> None:
-        """Take the place of ``apply`` on the instance."""
-        self._previous = self._own.get("apply")
-        self._original = self._optimizer.apply
+        """Take the place of the method on the instance."""
+        self._previous = self._own.get(self._name)
+        self._original = getattr(self._owner, self._name)
         self.alive = True
         # Straight into the dictionary: the attribute machinery of Keras would track it.
-        self._own["apply"] = self._apply
+        self._own[self._name] = self._call
 
     def take_off(self) -> None:
         """Put back what stood there, unless somebody put their own in place meanwhile."""
         self.alive = False
-        if self._own.get("apply") is self._apply:
+        if self._own.get(self._name) is self._call:
             if self._previous is None:
-                del self._own["apply"]
+                del self._own[self._name]
             else:
-                self._own["apply"] = self._previous
+                self._own[self._name] = self._previous
 
 
 class Installed:
     """A tap in place. Entered on every step of `fit`, so a class: a generator takes longer.
 
     Args:
-        tap: Has ``wrapper(optimizer)``, ``tape``, ``probes``, ``activations`` and ``wrapping``.
+        tap: Has ``stand_in(optimizer)``, ``tape``, ``probes``, ``activations`` and ``wrapping``.
         targets: Keras optimizers.
     """
 
@@ -65,11 +67,11 @@ class Installed:
         tap, undo = self._tap, self._undo
         try:
             for optimizer in self._targets:
-                wrapper = tap.wrapper(optimizer)
+                stand_in = tap.stand_in(optimizer)
                 # Or it is: `train_on_batch` in a watched loop; a step counts once.
-                if not wrapper.alive:
-                    undo.append(wrapper.take_off)
-                    wrapper.put_on()
+                if not stand_in.alive:
+                    undo.append(stand_in.take_off)
+                    stand_in.put_on()
             undo.append(tap.tape.install())
             if tap.probes is not None:
                 undo.append(tap.probes.install())

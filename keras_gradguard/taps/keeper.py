@@ -48,15 +48,6 @@ class BatchKeeper:
         """The batch of the step being traced or run; its tensors may have no values yet."""
         return self._current
 
-    @contextlib.contextmanager
-    def pausing(self) -> Iterator[None]:
-        """Look away while a diagnosis runs the model for itself."""
-        self.paused = True
-        try:
-            yield
-        finally:
-            self.paused = False
-
     def forget(self) -> None:
         """Let go of tensors of a step that is over."""
         self._current = None

@@ -16,7 +16,7 @@ from keras_gradguard.taps.activations import ActivationTap
 from keras_gradguard.taps.base import Cadence
 from keras_gradguard.taps.channel import BAD_BUDGET, TensorFlowChannel
 from keras_gradguard.taps.graph import GraphStep, compiling_with_xla
-from keras_gradguard.taps.installing import Installed, Wrapper
+from keras_gradguard.taps.installing import Installed, StandIn
 from keras_gradguard.taps.keeper import BatchKeeper, all_reachable
 from keras_gradguard.taps.probes import ProbeTap
 from keras_gradguard.taps.tape import TapeRecord, TapeWatch, scalar_loss
@@ -68,7 +68,7 @@ class TensorFlowTap:
         self.seen = 0  # calls of apply, traced or eager
         self.wrapping = 0  # optimizers wrapped at the moment
         self._hand_delivered: tuple[TensorFlowChannel, tuple[int, ...]] | None = None
-        self._wrappers: dict[int, Wrapper] = {}
+        self._stand_ins: dict[int, StandIn] = {}
 
     # ------------------------------------------------------------------ installing
 
@@ -81,22 +81,31 @@ class TensorFlowTap:
         """
         return Installed(self, targets)
 
-    def wrapper(self, optimizer: Any) -> Wrapper:
+    def stand_in(self, optimizer: Any) -> StandIn:
         """Return what stands in for ``apply`` of an optimizer, made on first sight."""
-        found = self._wrappers.get(id(optimizer))
+        found = self._stand_ins.get(id(optimizer))
         if found is None:
-            found = self._wrappers[id(optimizer)] = Wrapper(self._apply, optimizer)
+
+            def seen(original: Any, grads: Any, trainable_variables: Any = None) -> Any:
+                return self._apply(optimizer, original, grads, trainable_variables)
+
+            found = self._stand_ins[id(optimizer)] = StandIn(optimizer, "apply", seen)
         return found
 
     @contextlib.contextmanager
     def looking_away(self) -> Iterator[None]:
         """See no call of a model or layer for the time of a ``with`` block: a diagnosis runs."""
-        with contextlib.ExitStack() as stack:
-            for keeper in self.keepers:
-                stack.enter_context(keeper.pausing())
-            if self.activations is not None:
-                stack.enter_context(self.activations.pausing())
+        watching: list[Any] = [
+            *self.keepers,
+            *([] if self.activations is None else [self.activations]),
+        ]
+        for watcher in watching:
+            watcher.paused = True
+        try:
             yield
+        finally:
+            for watcher in watching:
+                watcher.paused = False
 
     # ------------------------------------------------------------------ one call of apply
 

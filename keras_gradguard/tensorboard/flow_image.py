@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from keras_gradguard.flow import Pool
 from keras_gradguard.records import Row
 from keras_gradguard.tensorboard import codes, schema
 
@@ -40,34 +41,26 @@ _ANCHORS: Final = np.array(
 
 
 class FlowHistory:
-    """Norms of a whole run in at most 512 columns: when they are full, each two become one.
+    """Norms of a whole run as codes, in at most 512 columns.
 
     Args:
         variables: Number of variables.
     """
 
     def __init__(self, variables: int) -> None:
-        self._cells = np.full((_COLUMNS, variables), codes.MISSING, np.int16)
-        self._rows_seen = 0
-        self._pool = 1
+        self._pool = Pool(np.zeros((_COLUMNS, variables), np.int16))
 
     def add(self, rows: Sequence[Row], none: frozenset[int] = frozenset()) -> None:
         """Add consecutive rows; columns in ``none`` have no gradient."""
         block = schema.decode_rows(rows[0].step, schema.encode_rows(rows, none))
         for line in codes.norm_codes(block):
-            if self._rows_seen == _COLUMNS * self._pool:
-                pairs = self._cells.reshape(_COLUMNS // 2, 2, -1).max(axis=1)
-                self._cells[: _COLUMNS // 2] = pairs
-                self._cells[_COLUMNS // 2 :] = codes.MISSING
-                self._pool *= 2
-            cell = self._cells[self._rows_seen // self._pool]
-            np.maximum(cell, line, out=cell)
-            self._rows_seen += 1
+            self._pool.put(line)
 
     @property
     def cells(self) -> codes.Codes:
         """``[n, V]`` codes, the largest of each column's steps."""
-        return self._cells[: -(-self._rows_seen // self._pool)]
+        cells: codes.Codes = self._pool.cells
+        return cells
 
 
 def paint(cells: codes.Codes) -> NDArray[np.uint8]:

@@ -7,23 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 from tests.modes.twice import SLOW, assert_unchanged, compiled, data, fitted, last_rows, row, shows
+from tests.soak.configurations import OPTIMIZER_NAMES
 
-OPTIMIZERS = [
-    "SGD",
-    "RMSprop",
-    "Adam",
-    "AdamW",
-    "Adadelta",
-    "Adagrad",
-    "Adamax",
-    "Adafactor",
-    "Nadam",
-    "Ftrl",
-    "Lion",
-    "Lamb",
-    "Muon",
-    "ScheduleFreeAdamW",
-]
 QUICK = ("Adafactor", "ScheduleFreeAdamW")
 
 
@@ -42,7 +27,7 @@ QUICK = ("Adafactor", "ScheduleFreeAdamW")
                 ),
             ],
         )
-        for n in OPTIMIZERS
+        for n in OPTIMIZER_NAMES
     ],
 )
 def test_every_optimizer(name):
@@ -60,7 +45,7 @@ def test_no_optimizer_of_keras_is_missing_above():
         for n, o in vars(keras.optimizers).items()
         if isinstance(o, type) and issubclass(o, base) and o is not base
     }
-    assert known - set(OPTIMIZERS) <= {"LossScaleOptimizer", "MultiOptimizer"}
+    assert known - set(OPTIMIZER_NAMES) <= {"LossScaleOptimizer", "MultiOptimizer"}
 
 
 @shows("Optimizers", "keras.optimizers.MultiOptimizer")

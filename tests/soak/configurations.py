@@ -51,24 +51,25 @@ class Configuration:
     skip_non_finite: bool
 
 
+OPTIMIZER_NAMES = (
+    "SGD",
+    "RMSprop",
+    "Adam",
+    "AdamW",
+    "Adadelta",
+    "Adagrad",
+    "Adamax",
+    "Adafactor",
+    "Nadam",
+    "Ftrl",
+    "Lion",
+    "Lamb",
+    "Muon",
+    "ScheduleFreeAdamW",
+)
 OPTIMIZERS = {
     name: getattr(keras.optimizers, name)
-    for name in (
-        "SGD",
-        "RMSprop",
-        "Adam",
-        "AdamW",
-        "Adadelta",
-        "Adagrad",
-        "Adamax",
-        "Adafactor",
-        "Nadam",
-        "Ftrl",
-        "Lion",
-        "Lamb",
-        "Muon",
-        "ScheduleFreeAdamW",
-    )
+    for name in OPTIMIZER_NAMES
     if hasattr(keras.optimizers, name)
 }
 # XLA rounds differently when a step is watched, and a sign or a division by a tiny number

@@ -125,13 +125,19 @@ def test_dead_is_said_of_a_whole_window_and_of_the_one_before():
     assert samples[-1].layers[0].examples == BATCH * (WINDOW + 1)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "conv", "recurrent", "transformer"])
-def test_training_is_the_same(kind):
+SAME = {
+    **{kind: (kind, {}) for kind in ("mlp", "conv", "recurrent", "transformer")},
+    "mlp, eager": ("mlp", {"run_eagerly": True}),
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), SAME.values(), ids=SAME)
+def test_training_is_the_same(kind, options):
     def make():
         return keras.optimizers.Adam(0.01)
 
     guard = GradientGuard(log_dir=None, sample_every=3, check_every=2, activations=True)
-    assert_same(train(kind, make), train(kind, make, [guard]))
+    assert_same(train(kind, make, **options), train(kind, make, [guard], **options))
     assert guard.findings == ()
 
 
