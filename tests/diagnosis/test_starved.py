@@ -27,6 +27,5 @@ def test_the_place_is_the_layer_that_is_off_by_itself(behind):
     (finding,) = [f for f in report.findings if f.symptom == "zero_gradient"]
     assert finding.cause == "dead_relu"
     assert finding.causes[0].where[0] == "off"
-    # Half of what the units before the ReLU get is negative on average; here all of it is.
     assert "off (output 0) for all 32 examples" in finding.causes[0].evidence[0].text
     assert "-" in finding.causes[0].evidence[0].text.split("between")[1]

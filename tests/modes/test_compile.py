@@ -59,7 +59,7 @@ def test_several_optimizers_in_one(accumulated):
             keras.optimizers.OptimizerMap(
                 keras.optimizers.SGD(0.05),
                 {
-                    ".*dense/.*": keras.optimizers.Adam(
+                    ".*/kernel.*": keras.optimizers.Adam(
                         0.01, gradient_accumulation_steps=accumulated
                     )
                 },
