@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_gradguard.diagnosis.facts import Facts
+from keras_gradguard.diagnosis.liveness import liveness, top_tensor
 from keras_gradguard.diagnosis.opgraph import ALIAS, Op, Value
 
 PASSES = frozenset(
@@ -60,15 +61,6 @@ class Culprit:
     variables: tuple[str, ...]
 
 
-def top_tensor(value: Value, facts: Facts) -> Any:
-    """Return the tensor of a value when it lives in the top graph, else None."""
-    tensor = value.tensor
-    trace = facts.trace
-    if trace is None or tensor is None or getattr(tensor, "graph", None) is not trace.graph:
-        return None
-    return tensor
-
-
 def find_culprits(facts: Facts, names: Sequence[str]) -> list[Culprit]:
     """Find where the gradients of some variables die.
 
@@ -88,85 +80,67 @@ def find_culprits(facts: Facts, names: Sequence[str]) -> list[Culprit]:
         variable = facts.variables.get(name)
         if variable is not None:
             starts[name] = [o for op in ops.reads(trace.key(variable)) for o in op.outputs]
-    alive = liveness(facts, [v for vs in starts.values() for v in vs])
+    walk = _Walk(facts, liveness(facts, [v for vs in starts.values() for v in vs]))
     found: dict[tuple[int, int], tuple[Op, Value, list[str]]] = {}
     for name, values in starts.items():
-        for op, value in _walk(facts, values, alive):
+        for op, value in walk.culprits(values):
             key = (id(op), id(value))
             found.setdefault(key, (op, value, []))[2].append(name)
     ranked = sorted(found.values(), key=lambda item: -len(item[2]))[:_MOST_CULPRITS]
     return [Culprit(op, value, tuple(who)) for op, value, who in ranked]
 
 
-def _walk(
-    facts: Facts, starts: Iterable[Value], alive: Callable[[Value], bool | None]
-) -> list[tuple[Op, Value]]:
-    found: list[tuple[Op, Value]] = []
-    todo = list(starts)
-    seen = set(todo)
-    while todo:
-        value = todo.pop()
-        for op in value.uses:
-            outs = [o for o in op.outputs if o in facts.reach]
-            if op.type != ALIAS and any(alive(o) for o in outs):
-                found.append((op, value))
-                continue
-            new = [o for o in outs if o not in seen and o.is_float]
+class _Walk:
+    """Walks from variables towards the loss for as long as no gradient arrives.
+
+    Args:
+        facts: Measurements with a traced step.
+        alive: Whether a value gets a gradient other than 0.
+    """
+
+    def __init__(self, facts: Facts, alive: Callable[[Value], bool | None]) -> None:
+        self.facts = facts
+        self.alive = alive
+        self._known: dict[Value, tuple[list[tuple[Op, Value]], list[Value]]] = {}
+
+    def culprits(self, starts: Iterable[Value]) -> list[tuple[Op, Value]]:
+        """Return the operations where gradients towards ``starts`` die."""
+        found: list[tuple[Op, Value]] = []
+        todo = list(starts)
+        seen = set(todo)
+        while todo:
+            deadly, further = self._from(todo.pop())
+            found += deadly
+            new = [o for o in further if o not in seen]
             seen.update(new)
             todo += new
-    return found
+        return found
+
+    def _from(self, value: Value) -> tuple[list[tuple[Op, Value]], list[Value]]:
+        """Return what kills the gradient of ``value`` at once, and where to look further."""
+        if value not in self._known:
+            deadly: list[tuple[Op, Value]] = []
+            further: list[Value] = []
+            for op in value.uses:
+                outs = [o for o in op.outputs if o in self.facts.reach]
+                if op.type != ALIAS and any(self.alive(o) for o in outs):
+                    deadly.append((op, value))
+                else:
+                    further += [o for o in outs if o.is_float]
+            self._known[value] = deadly, further
+        return self._known[value]
 
 
-def liveness(facts: Facts, starts: Sequence[Value]) -> Callable[[Value], bool | None]:
-    """Compute which values between ``starts`` and the loss get a gradient other than 0.
-
-    Returns:
-        A function of a value: True, False, or None when its gradient cannot be asked for
-        (inside a loop's body, or not connected by differentiable operations).
-    """
-    trace, view = facts.trace, facts.view
-    if trace is None or view is None:
-        return lambda _: None
-    between = view.ops.descendants(starts) & facts.reach
-    values = [v for v in between if v.is_float and top_tensor(v, facts) is not None]
-    values.sort(key=lambda v: v.order)
-    state: dict[Value, bool] = dict.fromkeys(facts.loss_values, True)
-
-    def make() -> list[Any]:
-        target = trace.scaled_loss
-        gradients = tf.gradients(target, [v.tensor for v in values])
-        connected = [(v, g) for v, g in zip(values, gradients, strict=True) if g is not None]
-        order.extend(v for v, _ in connected)
-        if not connected:
-            return []
-        # Thousands of values: one operation each, for making operations takes the time here.
-        return [tf.stack([_health(g) for _, g in connected])]
-
-    order: list[Value] = []
-    results = facts.compute(make)
-    if results:
-        alive = results[0][:, _ZEROS] < results[0][:, _ENTRIES]
-        state.update(zip(order, map(bool, alive), strict=True))
-    return state.get
-
-
-# Places in what DebugNumericSummaryV2 gives in its mode FULL_HEALTH.
-_FULL_HEALTH, _ENTRIES, _ZEROS = 4, 4, 9
-
-
-def _health(gradient: Any) -> Any:
-    """Return the counts of kinds of entries (zero, positive, NaN, ...) of a gradient."""
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return tf.raw_ops.DebugNumericSummaryV2(
-        input=values, output_dtype=tf.float64, tensor_debug_mode=_FULL_HEALTH
-    )
+def can_measure(value: Value, facts: Facts) -> bool:
+    """Return True when :func:`activity` can look at a value."""
+    if top_tensor(value, facts) is None or value.dtype in ("resource", "variant", "string"):
+        return False
+    return value.shape is None or 0 not in value.shape
 
 
 def activity(facts: Facts, values: Sequence[Value]) -> dict[Value, tuple[float, float]]:
     """Return (smallest, largest) of each value that lives in the top graph, on the batch."""
-    here = [v for v in dict.fromkeys(values) if top_tensor(v, facts) is not None]
-    here = [v for v in here if v.dtype not in ("resource", "variant", "string")]
-    here = [v for v in here if v.shape is None or 0 not in v.shape]
+    here = [v for v in dict.fromkeys(values) if can_measure(v, facts)]
     if not here:
         return {}
 

@@ -92,6 +92,36 @@ def way(
     return Way(True, reached, tuple(ordered), tuple(passed))
 
 
+def open_values(
+    ops: OpGraph, oracle: Oracle, targets: Iterable[Value], *, zeros_cut: bool = False
+) -> set[Value]:
+    """Return the values from which some way to the loss lets a gradient through.
+
+    What ``way(...).open`` says of one variable, for all of them in one walk.
+
+    Args:
+        ops: The graph.
+        oracle: Knows which operation passes a gradient.
+        targets: The loss.
+        zeros_cut: Also stop at operations whose gradient is exactly 0 everywhere.
+    """
+    goal = set(targets)
+    between = ops.ancestors(goal)
+    found = {v for v in goal if carries(v)}
+    before = -1
+    while len(found) > before:  # again where a loop hands a value back to its beginning
+        before = len(found)
+        for op in reversed(ops.ops):
+            if not any(o in found and carries(o) for o in op.outputs):
+                continue
+            for value in op.inputs:
+                if value in found or value not in between:
+                    continue
+                if oracle.passes(op, value) and not (zeros_cut and _is_zero(op, value)):
+                    found.add(value)
+    return found
+
+
 def opens(ops: OpGraph, oracle: Oracle, cut: Cut, targets: Iterable[Value]) -> bool:
     """Return True when the way would be open if this one cut were not there.
 

@@ -69,7 +69,7 @@ def diagnose(
         batch=Batch(x=x, y=y, sample_weight=sample_weight),
         mode="fit" if fit else "check",
     )
-    facts = Facts(context)
+    facts = Facts(context, depth="values")
     findings = list(preflight_of(facts))
     notes: list[str] = []
     if facts.trace is None:

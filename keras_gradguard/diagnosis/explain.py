@@ -19,6 +19,7 @@ from keras_gradguard.diagnosis.explain_numbers import (
 )
 from keras_gradguard.diagnosis.explain_zero import asked_names, zero_gradient
 from keras_gradguard.diagnosis.facts import Facts, outside_graphs
+from keras_gradguard.diagnosis.trace import Depth
 from keras_gradguard.diagnosis.work import Work
 from keras_gradguard.findings import Finding
 from keras_gradguard.taps.names import automatic_prefixes, path_of
@@ -72,10 +73,11 @@ def _fitting(finding: Finding, context: Context) -> Facts:
     A generator's output may go through its discriminator on the way to the loss, or straight
     into it: the way on which the gradients are 0 is the one that was trained.
     """
-    plain = Facts(context)
+    depth: Depth = "values" if finding.symptom == "zero_gradient" else "step"
+    plain = Facts(context, depth=depth)
     if context.mode == "fit" or not context.partners or finding.symptom != "zero_gradient":
         return plain
-    for facts in (*(Facts(context, through=p) for p in context.partners), plain):
+    for facts in (*(Facts(context, p, depth=depth) for p in context.partners), plain):
         if facts.trace is None:
             continue
         asked = [facts.gradients.get(n) for n in asked_names(facts, finding)]

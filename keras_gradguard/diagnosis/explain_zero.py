@@ -44,7 +44,7 @@ def zero_gradient(work: Work) -> None:
     verdicts: list[Verdict] = []
     if work.attempt("the training step", lambda: facts.trace, None) is not None:
         streak = _streak(finding)
-        verdicts = work.attempt("zero gradients", lambda: _verdicts(facts, names, streak), [])
+        verdicts = work.attempt("zero gradients", lambda: _verdicts(work, names, streak), [])
         lost = work.attempt("half precision", lambda: _underflow(facts, names), None)
         if lost is not None:
             # What a scaled loss brings back is neither dead nor saturated: it was too small.
@@ -162,14 +162,22 @@ def asked_names(facts: Facts, finding: Finding) -> list[str]:
     return list(dict.fromkeys(named)) or list(known)
 
 
-def _verdicts(facts: Facts, names: list[str], streak: int) -> list[Verdict]:
+def _verdicts(work: Work, names: list[str], streak: int) -> list[Verdict]:
+    facts = work.facts
     zero = [
         n for n in names if (g := facts.gradients.get(n)) is not None and g.size and not np.any(g)
     ]
     if not zero:
         return []
     culprits = blame.find_culprits(facts, zero)
-    return Judge(facts, culprits, streak=streak).verdicts()
+    verdicts = Judge(facts, culprits, streak=streak).verdicts(work.spent)
+    if len(verdicts) < len(culprits):
+        left = len(culprits) - len(verdicts)
+        work.notes.append(
+            f"The diagnosis ran out of time: {left} more places where gradients "
+            "die were not looked at."
+        )
+    return verdicts
 
 
 def structural(work: Work) -> None:

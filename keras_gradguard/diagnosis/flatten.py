@@ -92,9 +92,12 @@ class Flattener:
         self.limit = limit
         self.calls = 0
         self.around: tuple[str, ...] = ()
-        self.spans: dict[int, list[Span]] = {}
+        self.layers: dict[int, dict[int, tuple[str, ...]]] = {}  # graph -> operation -> layers
         for span in spans:
-            self.spans.setdefault(id(span.graph), []).append(span)
+            made = self.layers.setdefault(id(span.graph), {})
+            for number in range(span.first, span.last):
+                if len(span.layers) > len(made.get(number, ())):
+                    made[number] = span.layers
 
     # ---- one graph -----------------------------------------------------------------
 
@@ -164,11 +167,8 @@ class Flattener:
     def _layers(self, graph: Any, number: int) -> tuple[str, ...]:
         # A body that an earlier call traced was made by no layer of this step, but is run by
         # one.
-        best = self.around
-        for span in self.spans.get(id(graph), ()):
-            if span.first <= number < span.last and len(span.layers) > len(best):
-                best = span.layers
-        return best
+        made = self.layers.get(id(graph), {}).get(number, ())
+        return made if len(made) > len(self.around) else self.around
 
     # ---- constructs ----------------------------------------------------------------
 

@@ -71,7 +71,9 @@ def preflight(
 
     def work() -> tuple[Finding, ...]:
         try:
-            return preflight_of(Facts(context))
+            # Without a loss, whether anything has a gradient all the same is the question.
+            there = loss is not None or getattr(model, "loss", None) is not None
+            return preflight_of(Facts(context, depth="forward" if there else "step"))
         except Exception as error:  # a look ahead must not stop a run
             logger.warning("Preflight could not look at the model: %s", error)
             return ()

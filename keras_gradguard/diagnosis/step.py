@@ -63,6 +63,7 @@ class TapeRecord:
         ops: The operations up to this point, flat.
         operations: How many operations the top graph had at this point.
         error: Why ``tape.gradient`` raised, or None.
+        value_gradients: Name of a tensor of the top graph -> its gradient, where asked for.
     """
 
     target: tuple[Any, ...]
@@ -72,6 +73,7 @@ class TapeRecord:
     ops: OpGraph
     operations: int
     error: str | None = None
+    value_gradients: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,6 +103,8 @@ class Trace:
         custom_step: True when the model has its own ``train_step``.
         known_layers: ``id`` of every layer that the model lists.
         notes: What went differently from training, for the reader.
+        value_gradients: Name of a tensor of the top graph -> its gradient, for the values
+            between variables and loss that have one; empty when they were not asked for.
     """
 
     model: Any
@@ -124,6 +128,7 @@ class Trace:
     custom_step: bool = False
     known_layers: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
+    value_gradients: dict[str, Any] = field(default_factory=dict)
 
     def key(self, variable: Any) -> int:
         """Return the key of a Keras or backend variable in ``ops.variables``."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -33,6 +33,7 @@ from keras_gradguard.diagnosis.step import (
 from keras_gradguard.diagnosis.watch import Watch
 
 __all__ = [
+    "Depth",
     "LayerCall",
     "TapeRecord",
     "Trace",
@@ -41,6 +42,10 @@ __all__ = [
     "backend_variable",
     "trace_step",
 ]
+
+
+Depth = Literal["forward", "step", "values"]
+"""How much of a step is traced, see :func:`trace_step`."""
 
 
 def _call_model(model: Any, x: Any, training: bool) -> Any:
@@ -92,7 +97,13 @@ def _explicit_loss(model: Any, loss: Any, y: Any, y_pred: Any, weight: Any) -> A
 
 
 def _stock_step(
-    model: Any, data: tuple[Any, Any, Any], loss: Any, optimizer: Any, training: bool
+    model: Any,
+    data: tuple[Any, Any, Any],
+    loss: Any,
+    optimizer: Any,
+    training: bool,
+    watch: Watch,
+    depth: Depth,
 ) -> tuple[Any, Any, Any]:
     x, y, weight = data
     with tf.GradientTape() as tape:
@@ -105,7 +116,8 @@ def _stock_step(
             )
         scaled = optimizer.scale_loss(value) if optimizer is not None else value
     variables = list(model.trainable_variables)
-    if variables and value is not None:
+    if variables and value is not None and depth != "forward":
+        watch.asks_values = depth == "values"
         tape.gradient(scaled, variables)
     return y_pred, value, scaled
 
@@ -127,6 +139,7 @@ def trace_step(
     sample_weight: Any = None,
     optimizer: Any = None,
     training: bool = True,
+    depth: Depth = "step",
 ) -> Trace:
     """Trace one training step without executing or changing anything.
 
@@ -140,6 +153,10 @@ def trace_step(
         sample_weight: Weights in the same forms, or None.
         optimizer: Only for its loss scaling. Defaults to the compiled one.
         training: Whether the model is called in training mode.
+        depth: ``"forward"`` leaves out the backward pass, which is more than half of the
+            work: the trace has no gradients. ``"values"`` also keeps the gradient of every
+            value on the way. Defaults to ``"step"``. A ``train_step`` of the user's own
+            always runs as it is.
 
     Returns:
         The trace.
@@ -176,7 +193,7 @@ def trace_step(
                 if custom:
                     result = _custom_step(model, data, watch, optimizer)
                 else:
-                    result = _stock_step(model, data, loss, optimizer, training)
+                    result = _stock_step(model, data, loss, optimizer, training, watch, depth)
             return _finish(model, graph, feeds, data, result, watch, custom)
     except TraceError:
         raise
@@ -268,6 +285,7 @@ def _finish(
         custom_step=custom,
         known_layers=frozenset(watch.known),
         notes=tuple(notes),
+        value_gradients={} if record is None else record.value_gradients,
     )
 
 

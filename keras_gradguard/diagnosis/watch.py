@@ -40,6 +40,7 @@ class Watch:
         self.spans: list[Span] = []
         self.records: list[TapeRecord] = []
         self.applies: list[Any] = []
+        self.asks_values = False  # whether the next tape is asked for the values on the way, too
         self.known = {id(layer) for layer in sandbox.all_layers(model)}
         self.listed = {id(backend_variable(v)) for v in model.variables}
 
@@ -104,8 +105,15 @@ class Watch:
             count = operation_count(self.graph)
             seen = tuple(tape.watched_variables())
             error, result = None, None
+            values = self._float_tensors() if top and self.asks_values else []
+            between: Sequence[Any] = ()
             try:
-                result = original(tape, target, sources, *args, **kwargs)
+                if values:
+                    # In one go: the backward pass makes these gradients anyway.
+                    result = original(tape, target, [*sources, *values], *args, **kwargs)
+                    result, between = result[: len(sources)], result[len(sources) :]
+                else:
+                    result = original(tape, target, sources, *args, **kwargs)
             except LookupError as problem:
                 error = str(problem)
                 result = tree.map_structure(lambda _: None, sources)
@@ -122,11 +130,20 @@ class Watch:
                     ops=ops,
                     operations=count,
                     error=error,
+                    value_gradients={
+                        t.name: g
+                        for t, g in zip(values, between, strict=False)
+                        if g is not None and g.dtype.is_floating
+                    },
                 )
             )
             return result
 
         return watched
+
+    def _float_tensors(self) -> list[Any]:
+        operations = self.graph.get_operations()
+        return [t for op in operations for t in op.outputs if t.dtype.is_floating]
 
     def captured(self) -> dict[str, Any]:
         """Return placeholder name -> variable for every captured variable."""

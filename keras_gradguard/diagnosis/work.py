@@ -35,9 +35,13 @@ class Work:
         self.severity: Severity = finding.severity
         self._until = time.thread_time() + SECONDS, time.monotonic() + PATIENCE
 
+    def spent(self) -> bool:
+        """Return True when the time is over. For the loops inside an analysis."""
+        return time.thread_time() > self._until[0] or time.monotonic() > self._until[1]
+
     def attempt(self, what: str, make: Callable[[], T], default: T) -> T:
         """Run one analysis; when it fails, say so in one line and go on."""
-        if time.thread_time() > self._until[0] or time.monotonic() > self._until[1]:
+        if self.spent():
             self.notes.append(f"The diagnosis stopped after {SECONDS:.0f} s, before: {what}.")
             return default
         try:

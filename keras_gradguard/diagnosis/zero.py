@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_gradguard.diagnosis import probe
-from keras_gradguard.diagnosis.cuts import Way, starts_of, way
+from keras_gradguard.diagnosis.cuts import Way, open_values, starts_of, way
 from keras_gradguard.diagnosis.execute import run
 from keras_gradguard.diagnosis.explainer import Explainer
 from keras_gradguard.diagnosis.opgraph import Op, Value
@@ -69,17 +69,18 @@ def _by_structure(view: StepView, asked: Sequence[VariableSeen]) -> list[Cause]:
     oracle = Oracle()
     groups: dict[Op, list[VariableSeen]] = {}
     cut: list[VariableSeen] = []
+    passing = open_values(view.ops, oracle, view.loss)
+    moving = open_values(view.ops, oracle, view.loss, zeros_cut=True)
     for variable in asked:
         _, starts = starts_of(view.ops, variable.key)
-        if not way(view.ops, oracle, starts, view.loss).open:
+        if passing.isdisjoint(starts):
             # TensorFlow gives zeros in place of None for what a while loop carries, and
             # for one branch of a cond.
             cut.append(variable)
             continue
-        free = way(view.ops, oracle, starts, view.loss, zeros_cut=True)
-        if free.open:
+        if not moving.isdisjoint(starts):
             continue
-        for met in free.cuts:
+        for met in way(view.ops, oracle, starts, view.loss, zeros_cut=True).cuts:
             index = ZERO_INPUTS.get(met.op.type)
             if index is not None and met.op.inputs[index] is met.value:
                 groups.setdefault(met.op, []).append(variable)
@@ -121,9 +122,13 @@ def _is_derivative(op: Op) -> bool:
 
 
 def _by_clipping(trace: Trace, view: StepView, asked: Sequence[VariableSeen]) -> list[Cause]:
+    candidates = _own_clips(trace)
+    if not candidates:
+        return []
     oracle = Oracle()  # one for all: it remembers what it asked TensorFlow about operations
     ways = {v.key: _way(view, v, oracle) for v in asked}
-    clips = _clips_of(trace, ways)
+    passed = {op for w in ways.values() for op in w.passed}
+    clips = [op for op in candidates if op in passed]
     if not clips:
         return []
     handles = [op.handle for op in clips]
@@ -155,14 +160,12 @@ def _way(view: StepView, variable: VariableSeen, oracle: Oracle) -> Way:
     return way(view.ops, oracle, starts, view.loss)
 
 
-def _clips_of(trace: Trace, ways: dict[int, Way]) -> list[Op]:
-    """Return the user's own clips on the way of any variable, in the top graph."""
-    passed = {op for w in ways.values() for op in w.passed}
+def _own_clips(trace: Trace) -> list[Op]:
+    """Return the user's own clips in the top graph."""
     return [
         op
         for op in trace.ops.ops
-        if op in passed
-        and op.type in _CLIPS
+        if op.type in _CLIPS
         and op.handle is not None
         and op.handle.graph is trace.graph
         and (op.frames or op.api)

@@ -9,6 +9,7 @@ from keras_gradguard.diagnosis import blame
 from keras_gradguard.diagnosis.facts import Facts
 from keras_gradguard.diagnosis.opgraph import READ_OPS, Op, Value
 
+_FIRST_UPSTREAM = 24
 _MOST_UPSTREAM = 600
 
 
@@ -37,17 +38,17 @@ class ZeroSource:
     name: str = ""
 
 
-def upstream(value: Value) -> list[Value]:
-    """Return the values that ``value`` is computed from, nearest first, so far as they matter."""
+def upstream(value: Value, most: int = _FIRST_UPSTREAM) -> list[Value]:
+    """Return the values that ``value`` is computed from, nearest first, at most ``most``."""
     found: list[Value] = []
     seen = {value}
     level = [value]
-    while level and len(found) < _MOST_UPSTREAM:
+    while level and len(found) < most:
         before = [v for u in level if u.op is not None for v in u.op.inputs if v.is_float]
         level = [v for v in dict.fromkeys(before) if v not in seen]
         seen.update(level)
         found += level
-    return found[:_MOST_UPSTREAM]
+    return found[:most]
 
 
 class Sources:
@@ -68,7 +69,7 @@ class Sources:
 
     def of(self, value: Value) -> ZeroSource:
         """Walk back from a value that is 0 everywhere to where the zeros come from."""
-        self.measure(upstream(value))  # all in one run: a run costs more than what it measures
+        self.measure(upstream(value))
         for _ in range(60):
             op = value.op
             if op is None:
@@ -79,8 +80,10 @@ class Sources:
                 return ZeroSource(kind="constant", op=op)
             if "Random" in op.type:
                 return ZeroSource(kind="random", op=op)
-            self.measure(op.inputs)
             floats = [v for v in op.inputs if v.is_float]
+            if any(v not in self.ranges and blame.can_measure(v, self.facts) for v in floats):
+                # Far from where it began: all at once, for a run costs more than what it measures.
+                self.measure([*op.inputs, *upstream(value, _MOST_UPSTREAM)])
             zero = [v for v in floats if self.ranges.get(v) == (0.0, 0.0)]
             if op.type == "Cast" and not floats:
                 return self._mask(op)

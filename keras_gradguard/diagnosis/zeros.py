@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,27 +10,25 @@ import numpy as np
 
 from keras_gradguard.diagnosis import blame
 from keras_gradguard.diagnosis.blame import Culprit
-from keras_gradguard.diagnosis.data import input_scale, zero_input, zero_sample_weight
+from keras_gradguard.diagnosis.data import zero_input, zero_sample_weight
 from keras_gradguard.diagnosis.facts import Facts
 from keras_gradguard.diagnosis.frozen_update import explain_frozen
 from keras_gradguard.diagnosis.normalisation import batch_of_one
 from keras_gradguard.diagnosis.opgraph import Op, Value
 from keras_gradguard.diagnosis.wording import op_words
 from keras_gradguard.diagnosis.zero_causes import (
-    ENOUGH_EXAMPLES,
     all_masked,
     embedding_collapse,
-    logits_loss,
     missing_activation,
-    names_in,
     one_column_crossentropy,
-    one_unit_softmax,
     weights_zero,
 )
 from keras_gradguard.diagnosis.zero_source import (
     Sources,
     ZeroSource,
+    upstream,
 )
+from keras_gradguard.diagnosis.zero_units import Units
 from keras_gradguard.findings import Cause, Evidence
 
 _IN_LOSS = frozenset({"RealDiv", "AddV2", "Maximum", "Minimum"})
@@ -40,6 +38,9 @@ _FOLLOW = blame.PASSES | {
     "Neg", "Sum", "Mean", "AvgPool", "MaxPool", "AvgPool3D", "MaxPool3D", "Prod", "Max", "Min",
     "Square", "Abs", "Sqrt", "SpaceToBatchND", "BatchToSpaceND", "Tanh", "ReverseV2",
 }  # fmt: skip
+
+
+_FIRST = 4  # culprits that are looked at together
 
 
 SWITCHED_OFF = "it is switched off by a factor of 0"
@@ -71,18 +72,32 @@ class Judge:
 
     def __init__(self, facts: Facts, culprits: Sequence[Culprit], *, streak: int = 0) -> None:
         self.facts = facts
-        self.streak = streak
         self.culprits = culprits
         self.sources = Sources(facts)
         self.ranges = self.sources.ranges
+        self.units = Units(facts, self.sources, streak)
         around: list[Value] = []
         for culprit in culprits:
             around += [culprit.value, *culprit.op.inputs, *culprit.op.outputs]
+        for culprit in culprits[:_FIRST]:
+            if culprit.op.type in blame.PRODUCTS:  # the other factor will be asked about next
+                for v in culprit.op.inputs:
+                    around += upstream(v)
         self.sources.measure(around)
 
-    def verdicts(self) -> list[Verdict]:
-        """Return one verdict a culprit, in their order."""
-        return [self._one(c) for c in self.culprits]
+    def verdicts(self, spent: Callable[[], bool] = lambda: False) -> list[Verdict]:
+        """Return one verdict a culprit, in their order.
+
+        Args:
+            spent: Whether the time is over. The culprits that are left, which concern the
+                fewest variables, get no verdict then.
+        """
+        found: list[Verdict] = []
+        for culprit in self.culprits:
+            if found and spent():
+                break
+            found.append(self._one(culprit))
+        return found
 
     # ---- one culprit ---------------------------------------------------------------
 
@@ -91,9 +106,9 @@ class Judge:
         if op.type in blame.STEPS:
             return self._found(culprit, self._step_op(op))
         if self.sources.is_relu(op):
-            return self._found(culprit, self.dead(op))
+            return self._found(culprit, self.units.dead(op))
         if op.type in blame.FLAT_ENDS:
-            return self._found(culprit, self.flat(op))
+            return self._found(culprit, self.units.flat(op))
         if op.type in blame.CLIPS:
             return self._clip(culprit)
         if op.type in blame.PRODUCTS or op.type in ("RealDiv", "DivNoNan", "Xdivy"):
@@ -111,12 +126,8 @@ class Judge:
     def _found(self, culprit: Culprit, cause: Cause | None) -> Verdict:
         return Verdict(cause=cause, variables=culprit.variables)
 
-    def _place(self, op: Op) -> str:
-        view = self.facts.view
-        return view.place(op) if view is not None else (op.layer or "loss")
-
     def _step_op(self, op: Op) -> Cause:
-        place = self._place(op)
+        place = self.units.place(op)
         word = op_words(op).removesuffix("()")
         return Cause(
             name="zero_gradient_op",
@@ -133,124 +144,6 @@ class Judge:
             fix=f"Wrap {word} in keras_gradguard.layers.StraightThrough (value of the step, "
             f"gradient of the identity: x + stop_gradient({word}(x) - x)), or use a smooth "
             "stand-in such as tanh.",
-            source=op.source,
-        )
-
-    def dead(self, op: Op) -> Cause:
-        """Return the cause for a ReLU that is off for every example of the batch."""
-        if self.ranges.get(op.inputs[0]) == (0.0, 0.0):
-            # It is only starved: what comes to it is 0 already.
-            source = self.sources.of(op.inputs[0])
-            if source.kind == "dead" and source.op is not None and source.op is not op:
-                op = source.op
-        place = self._place(op)
-        output = blame.is_output(op, self.facts)
-        shape = op.outputs[0].shape or ()
-        units = shape[-1] if shape and shape[-1] else 1
-        examples = self.examples()
-        low, high = self.ranges.get(op.inputs[0], (float("nan"), float("nan")))
-        everywhere = high <= 0
-        evidence = [
-            Evidence(
-                name="dead_fraction",
-                value=1.0 if everywhere else float("nan"),
-                text=f"{units} of {units} units of '{place}' are off (output 0) for "
-                + (f"all {examples} examples" if examples > 1 else "the example")
-                + f" looked at; before the ReLU they lie between {low:.4g} and {high:.4g}"
-                if everywhere
-                else f"wherever a gradient arrives at '{place}' its ReLU is off",
-            )
-        ]
-        if output:
-            return Cause(
-                name="dead_relu_output",
-                score=self._sure(0.95),
-                where=(place,),
-                evidence=tuple(evidence),
-                fix=f"Take the relu off the output '{place}': use no activation for regression "
-                "(softplus where the result must be positive), sigmoid or softmax for classes.",
-                source=op.source,
-            )
-        scale = input_scale(self.facts.data)
-        cure = "Lower the learning rate, use larger batches or He initialisation"
-        if scale is not None:
-            evidence += list(scale.evidence)
-            cure = f"{scale.fix} Then lower the learning rate"
-        return Cause(
-            name="dead_relu",
-            score=self._sure(0.93 if everywhere else 0.8),
-            where=(place,),
-            evidence=tuple(evidence),
-            fix=f"{cure}; leaky_relu or gelu in '{place}' cannot die this way. Units that are "
-            "dead stay dead: start again from fresh weights.",
-            source=op.source,
-        )
-
-    def _sure(self, score: float) -> float:
-        """Lower a score when one or a few examples are all that was ever seen."""
-        few = max(self.examples(), self.streak) < ENOUGH_EXAMPLES
-        return 0.6 if few and self.streak < 5 else score
-
-    def examples(self) -> int:
-        """Return how many examples the traced batch has."""
-        trace = self.facts.trace
-        if trace is None or not trace.feeds:
-            return 0
-        rank = trace.feeds[0][0].shape.rank
-        return int(trace.feeds[0][0].shape[0] or 0) if rank else 0
-
-    def flat(self, op: Op) -> Cause:
-        """Return the cause for a sigmoid, tanh, softmax... at its flat ends."""
-        place = self._place(op)
-        kind = op.type.lower()
-        shape = op.outputs[0].shape or ()
-        if op.type in ("Softmax", "LogSoftmax") and shape and shape[-1] == 1:
-            return one_unit_softmax(place, op.source)
-        low, high = self.ranges.get(op.inputs[0], (float("nan"), float("nan")))
-        out = self.ranges.get(op.outputs[0], (float("nan"), float("nan")))
-        seen = Evidence(
-            name="saturation",
-            value=max(abs(low), abs(high)),
-            text=f"the {kind} of '{place}' gets values from {low:.4g} to {high:.4g} and gives "
-            f"{out[0]:.4g} to {out[1]:.4g}: there its derivative is 0",
-        )
-        if self.facts.is_partner(op.layer):
-            partner = next(
-                (p.name for p in self.facts.context.partners if op.layer in names_in(p)), place
-            )
-            mine = self.facts.context.model.name
-            return Cause(
-                name="saturated_discriminator",
-                score=0.94,
-                where=(place, partner, mine),
-                evidence=(seen,),
-                fix=f"'{partner}' is certain, so '{mine}' gets no gradient. Let '{partner}' give "
-                "logits (no sigmoid on its output) with BinaryCrossentropy(from_logits=True), or "
-                "use a non-saturating or Wasserstein loss; train it less, and scale real data to "
-                f"the range of '{mine}'.",
-                source=op.source,
-            )
-        evidence = [seen]
-        scale = input_scale(self.facts.data)
-        cure = (
-            f"Put BatchNormalization or LayerNormalization before the {kind}, or use smaller "
-            "initial weights and a lower learning rate."
-        )
-        if scale is not None:
-            evidence += list(scale.evidence)
-            cure = scale.fix
-        output = blame.is_output(op, self.facts)
-        if output and op.type in ("Sigmoid", "Softmax"):
-            cure = (
-                f"Leave the {kind} out of '{place}' and train on logits: "
-                f"{logits_loss(op)}, or keras_gradguard.layers.LogitsOutput. " + cure
-            )
-        return Cause(
-            name="saturated_activation",
-            score=self._sure(0.92),
-            where=(place,),
-            evidence=tuple(evidence),
-            fix=cure,
             source=op.source,
         )
 
@@ -273,7 +166,7 @@ class Judge:
         collapse = embedding_collapse(self.facts) if not op.layers else None
         if collapse is not None:
             return self._found(culprit, collapse)
-        place = self._place(op)
+        place = self.units.place(op)
         bounds = [
             f"below {bound_low:.4g}" if bound_low is not None else "",
             f"above {bound_high:.4g}" if bound_high is not None else "",
@@ -312,7 +205,7 @@ class Judge:
         return ()
 
     def _clipped_loss(self, op: Op, maker: Op | None, low: float, high: float) -> Cause:
-        place = self._place(maker) if maker is not None else "loss"
+        place = self.units.place(maker) if maker is not None else "loss"
         return Cause(
             name="saturated_output_clipped_loss",
             score=0.94,
@@ -358,9 +251,9 @@ class Judge:
         if source.kind == "target":
             return Verdict(healthy="the target of this batch is 0 everywhere", variables=who)
         if source.kind == "dead" and source.op is not None:
-            return self._found(culprit, self.dead(source.op))
+            return self._found(culprit, self.units.dead(source.op))
         if source.kind == "flat" and source.op is not None:
-            return self._found(culprit, self.flat(source.op))
+            return self._found(culprit, self.units.flat(source.op))
         if source.kind == "mask":
             if culprit.op.layers:
                 return Verdict(healthy="a mask hides all of it in this batch", variables=who)
@@ -439,7 +332,7 @@ class Judge:
         )
 
     def _select_cause(self, op: Op) -> Cause:
-        place = self._place(op)
+        place = self.units.place(op)
         return Cause(
             name="clip_in_forward",
             score=0.75,
