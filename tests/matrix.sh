@@ -22,7 +22,17 @@ export TF_CPP_MIN_LOG_LEVEL=3 UV_LINK_MODE=${UV_LINK_MODE:-copy}
 oldest=(tensorflow==2.16.1 keras==3.7.0 numpy==1.26.4 tensorboard==2.16.2 'setuptools<82')
 newest=(--upgrade tensorflow keras numpy tensorboard)
 
-failed=()
+failed=() summary=()
+count() { # the results pytest wrote -> "N passed, N failed, N skipped, N s"
+    "$1" - "$2" <<'EOF'
+import sys, xml.etree.ElementTree as tree
+suite = tree.parse(sys.argv[1]).getroot().find("testsuite")
+tests, skipped, bad = (sum(int(suite.get(key)) for key in keys.split())
+                       for keys in ("tests", "skipped", "failures errors"))
+print(f"{tests - skipped - bad} passed, {bad} failed, {skipped} skipped, {float(suite.get('time')):.0f} s")
+EOF
+}
+
 try() { # name, python, requirements...
     local name=$1 python=$2
     shift 2
@@ -30,9 +40,9 @@ try() { # name, python, requirements...
     local home=.venv-matrix/$name
     echo "=== $name: $*"
     [[ -x $home/bin/python ]] || "$UV" venv --quiet --no-python-downloads --python "$python" "$home" \
-        || { echo "=== $name: no such Python here, left out"; return; }
+        || { summary+=("$name: no such Python here, left out"); return; }
     "$UV" pip install --quiet --python "$home/bin/python" --editable '.[plot]' --group tests "$@" \
-        || { failed+=("$name: install"); return; }
+        || { failed+=("$name"); summary+=("$name: cannot be installed"); return; }
     "$home/bin/python" -c 'import sys, tensorflow, keras, numpy, tensorboard as tb
 print("Python", sys.version.split()[0], "TensorFlow", tensorflow.__version__, "Keras", keras.__version__,
       "NumPy", numpy.__version__, "TensorBoard", tb.__version__)'
@@ -41,8 +51,11 @@ print("Python", sys.version.split()[0], "TensorFlow", tensorflow.__version__, "K
     [[ $name == *oldest* ]] && warnings=(-W default)
     local tests=("${core[@]}")
     [[ -z ${PYTEST_ARGS:-} ]] || eval "tests=($PYTEST_ARGS)"
+    rm -f "$home/results.xml"
     timeout "$LIMIT" "$home/bin/python" -m pytest -q -n "$WORKERS" --dist worksteal \
-        "${warnings[@]}" "${tests[@]}" || failed+=("$name")
+        --junitxml "$home/results.xml" "${warnings[@]}" "${tests[@]}" || failed+=("$name")
+    summary+=("$name: $(count "$home/bin/python" "$home/results.xml" 2>/dev/null \
+        || echo "no results; the limit is $LIMIT s")")
 }
 
 for version in 3.11 3.12 3.13; do
@@ -50,12 +63,13 @@ for version in 3.11 3.12 3.13; do
     if ! "$python" -c '' 2>/dev/null; then
         python=$(ls -d "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python 2>/dev/null | tail -1)
     fi
-    [[ -n $python ]] || { echo "=== Python $version is not here"; continue; }
+    [[ -n $python ]] || { summary+=("py$version: no such Python here, left out"); continue; }
     # TensorFlow 2.16 has no wheels for Python 3.13.
     [[ $version == 3.13 ]] || try "py$version-oldest" "$python" "${oldest[@]}"
     try "py$version-newest" "$python" "${newest[@]}"
 done
 
+printf '=== %s\n' "${summary[@]}"
 if ((${#failed[@]})); then
     printf 'failed: %s\n' "${failed[@]}"
     exit 1
