@@ -25,7 +25,7 @@ def when(condition: Any, do: Callable[[], Any], otherwise: Callable[[], Any]) ->
         do: Called while tracing; what happens when it is met.
         otherwise: The same for when it is not. Both return tensors of the same types.
     """
-    if tf.executing_eagerly() or tf.distribute.has_strategy() or not _one_device():
+    if not stays_whole():
         return tf.cond(condition, do, otherwise)
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
@@ -34,6 +34,11 @@ def when(condition: Any, do: Callable[[], Any], otherwise: Callable[[], Any]) ->
         if operation.type in ("If", "StatelessIf"):
             operation._set_attr(_LOWERED, attr_value_pb2.AttrValue(b=False))
     return result
+
+
+def stays_whole() -> bool:
+    """Return True where :func:`when` makes one operation of a condition."""
+    return not tf.executing_eagerly() and not tf.distribute.has_strategy() and _one_device()
 
 
 def _one_device() -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_gradguard.taps import numbers
-from keras_gradguard.taps.branch import when
+from keras_gradguard.taps.bundle import Bundle
+from keras_gradguard.taps.branch import stays_whole, when
 from keras_gradguard.taps.update import Update, all_moved
 
 
@@ -31,7 +32,9 @@ class GraphStep:
         self.buffers = update.channel.buffers()
         self.scale = update.scale()
         self.count = self.buffers.count.read_value()
-        self.slot = self.buffers.taken % self.buffers.slots
+        self._bundle: Bundle | None = None
+        if self.measured and not compiled and stays_whole():
+            self._bundle = Bundle([(v.dtype, v.shape) for v in update.variables])
 
     def wanted(self, bad: Any) -> Any:
         """Return whether this step is sampled, a bool scalar.
@@ -47,26 +50,33 @@ class GraphStep:
         )
 
     def before(self, sample: Any, look: Callable[[], None]) -> list[Any]:
-        """Return the weights before the update on a sampled step, empty tensors otherwise.
+        """Return the weights before the update on a sampled step, nothing of size otherwise.
 
         Args:
             sample: Bool scalar.
             look: Called inside the sampled branch, to write what is known before the update.
+
+        Returns:
+            Tensors for :meth:`measure`.
         """
 
         def take() -> list[Any]:
-            self.buffers.sample_step.scatter_nd_update([[self.slot]], [self.count])
-            self.buffers.sample_rate.scatter_nd_update([[self.slot]], [self.update.learning_rate()])
+            at = self._slot()
+            self.buffers.sample_step.scatter_nd_update(at, [self.count])
+            self.buffers.sample_rate.scatter_nd_update(at, [self.update.learning_rate()])
             look()
             if not self.measured:
                 self.buffers.taken.assign_add(1)
                 return []
             # The update writes to new memory as long as somebody holds the old values.
-            return self.update.weights()
+            weights = self.update.weights()
+            return weights if self._bundle is None else self._bundle.tied(weights)
 
         def leave() -> list[Any]:
             if not self.measured:
                 return []
+            if self._bundle is not None:
+                return self._bundle.empty()
             if self.compiled:
                 return [tf.zeros(v.shape, v.dtype) for v in self.update.variables]
             # One of each kind does for all: tracing takes its time for every operation.
@@ -92,7 +102,7 @@ class GraphStep:
             flat = [None if v is None else v / self.scale for v in flat]
         tops = [tf.zeros([]) if v is None else numbers.largest(v) for v in flat]
         lows = tf.fill([len(flat)], 0.0 if self.measured else float("nan"))
-        at = [[self.slot]]
+        at = self._slot()
         self.buffers.histogram.scatter_nd_update(at, [numbers.all_exponent_counts(flat)])
         self.buffers.stats.scatter_nd_update(at, [tf.stack([tf.stack(tops), lows, lows], axis=1)])
 
@@ -108,13 +118,15 @@ class GraphStep:
         update, buffers = self.update, self.buffers
 
         def compare() -> Any:
+            at = self._slot()
+            old = list(before) if self._bundle is None else self._bundle.untied(before)
             columns = tf.scatter_nd(
                 [[i] for i in update.present],
-                all_moved(update.weights(), before),
+                all_moved(update.weights(), old),
                 [len(update.grads), 2],
             )
-            old = tf.gather(buffers.stats, self.slot)[:, :1]
-            buffers.stats.scatter_nd_update([[self.slot]], [tf.concat([old, columns], axis=1)])
+            largest = tf.gather(buffers.stats, at[0, 0])[:, :1]
+            buffers.stats.scatter_nd_update(at, [tf.concat([largest, columns], axis=1)])
             buffers.taken.assign_add(1)
             return tf.zeros([])
 
@@ -123,8 +135,15 @@ class GraphStep:
     def push(self, row: Any) -> None:
         """Write the sentinel's row: loss, loss scale, half the sum of squares a variable."""
         index = self.count % self.buffers.ring_size
-        self.buffers.ring.scatter_nd_update([[index]], [row])
+        self.buffers.ring.scatter_update(tf.IndexedSlices(row, index))
         self.buffers.count.assign_add(1)
+
+    def _slot(self) -> Any:
+        """Return where this step's sample goes, as indices; inside the branches, of each its own.
+
+        Outside they would be computed on every step.
+        """
+        return tf.reshape(self.buffers.taken.read_value() % self.buffers.slots, [1, 1])
 
 
 def compiling_with_xla() -> bool:

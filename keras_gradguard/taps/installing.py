@@ -1,4 +1,4 @@
-"""Putting a tap in place and taking it away again, at little cost: once a step."""
+"""Putting a tap in place and taking it away again, at little cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class StandIn:
-    """Stands in for one method of one object, again and again: it is put on for every step.
+    """Stands in for one method of one object, again and again.
 
     Args:
         owner: An optimizer or a layer. Its own dictionary is afterwards what it was before.
@@ -49,7 +49,7 @@ class StandIn:
 
 
 class Installed:
-    """A tap in place. Entered on every step of `fit`, so a class: a generator takes longer.
+    """A tap in place. Entered on every step that runs eagerly, so a class: a generator takes longer.
 
     Args:
         tap: Has ``stand_in(optimizer)``, ``tape``, ``probes``, ``activations`` and ``wrapping``.

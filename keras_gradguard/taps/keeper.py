@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -127,12 +127,17 @@ class BatchKeeper:
 
 
 @contextlib.contextmanager
-def watching_step(model: Any, keepers: list[BatchKeeper]) -> Iterator[None]:
-    """Let ``model.train_step`` show its batch to ``keepers`` while a train function is made.
+def watching_step(
+    model: Any, around: Callable[[Any], contextlib.AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Let ``model.train_step`` run inside ``around`` while a train function is made.
+
+    The train function keeps the replacement: ``around`` is entered whenever the step is traced,
+    and on every step that runs eagerly.
 
     Args:
         model: A Keras model; its instance dictionary is afterwards what it was before.
-        keepers: Who wants to see the batches.
+        around: Called with the batch.
     """
     own = vars(model)
     missing = object()
@@ -140,13 +145,8 @@ def watching_step(model: Any, keepers: list[BatchKeeper]) -> Iterator[None]:
     original = model.train_step
 
     def train_step(data: Any) -> Any:
-        for keeper in keepers:
-            keeper.see(data)
-        try:
+        with around(data):
             return original(data)
-        finally:
-            for keeper in keepers:
-                keeper.forget()
 
     own["train_step"] = train_step
     try:

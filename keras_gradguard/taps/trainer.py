@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from keras_gradguard.taps import optimizers
+from keras_gradguard.taps import optimizers, replicas
 from keras_gradguard.taps.keeper import watching_step
 from keras_gradguard.taps.tensorflow import TensorFlowTap
 
@@ -52,6 +52,7 @@ class GuardedTrainFunction:
         self.attachments: list[Attachment] = []
         self.iterator: Any = None
         self._inner: Any = None
+        self._step_installs = False
         self._traced_for: list[TensorFlowTap] = []
         self._seen = (0, 0)
         self._calls = 0
@@ -90,15 +91,11 @@ class GuardedTrainFunction:
             return self.plain(iterator)
         self.iterator = iterator
         inner = self._function()
-        targets = self._targets()
         try:
-            if len(awake) == len(self.attachments) == 1:
-                with awake[0].tap.installed(targets):
-                    result = inner(iterator)
+            if self._step_installs:
+                result = inner(iterator)
             else:
-                with contextlib.ExitStack() as stack:
-                    for attachment in self.attachments:
-                        stack.enter_context(attachment.tap.installed(targets))
+                with self._installed():
                     result = inner(iterator)
         except _END_OF_DATA:
             raise
@@ -110,6 +107,34 @@ class GuardedTrainFunction:
             for attachment in awake:
                 attachment.armed = False
         return result
+
+    @contextlib.contextmanager
+    def _installed(self) -> Iterator[None]:
+        """Put the taps in place that are not there already."""
+        with contextlib.ExitStack() as stack:
+            for tap in [a.tap for a in self.attachments if not a.tap.wrapping]:
+                stack.enter_context(tap.installed(self._targets()))
+            yield
+
+    @contextlib.contextmanager
+    def _around_step(self, data: Any) -> Iterator[None]:
+        """What happens around ``train_step``, when it is traced and when it runs eagerly.
+
+        A step that passed here once puts the taps in place itself from then on: a call of the
+        train function that traces nothing then costs nothing. Not with several replicas, which
+        run their steps in threads at the same time, nor where a model makes its own train
+        function, which may call the optimizer outside ``train_step``.
+        """
+        self._step_installs = makes_stock_function(self.model) and not replicas.inside()
+        keepers = [k for a in self.attachments for k in a.tap.keepers]
+        for keeper in keepers:
+            keeper.see(data)
+        try:
+            with self._installed():
+                yield
+        finally:
+            for keeper in keepers:
+                keeper.forget()
 
     def _targets(self) -> list[Any]:
         """Return the model's optimizers, looked for anew now and then and when the model changed.
@@ -154,8 +179,8 @@ class GuardedTrainFunction:
             a is b for a, b in zip(wanted, self._traced_for, strict=True)
         )
         if self._inner is None or not same:
-            keepers = [k for tap in wanted for k in tap.keepers]
-            with watching_step(self.model, keepers):
+            self._step_installs = False
+            with watching_step(self.model, self._around_step):
                 self.model.make_train_function(force=True)
             self._inner = self.model.train_function
             self.model.train_function = self
@@ -167,6 +192,11 @@ class GuardedTrainFunction:
 def has_stock_step(model: Any) -> bool:
     """Return True when the model trains by Keras' own ``train_step``."""
     return str(type(model).train_step.__module__).startswith("keras.")
+
+
+def makes_stock_function(model: Any) -> bool:
+    """Return True when Keras makes the model's train function, around ``train_step``."""
+    return str(type(model).make_train_function.__module__).startswith("keras.")
 
 
 def class_weight_of_fit(model: Any) -> dict[int, float] | None:
