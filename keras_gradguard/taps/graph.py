@@ -36,20 +36,22 @@ class GraphStep:
         if self.measured and not compiled and stays_whole():
             self._bundle = Bundle([(v.dtype, v.shape) for v in update.variables])
 
-    def wanted(self, bad: Any) -> Any:
-        """Return whether this step is sampled, a bool scalar.
+    def regular(self) -> Any:
+        """Return whether this step's turn to be sampled has come, a bool scalar.
+
+        It depends on no gradient: what waits for it does not wait for the backward pass.
+        """
+        return tf.equal(self.count % self._every, 0) | (self.count < self.buffers.dense_until)
+
+    def worth_a_look(self, bad: Any) -> Any:
+        """Return whether this step is sampled although its turn has not come, a bool scalar.
 
         Args:
-            bad: Bool scalar, a gradient holds a NaN or Inf: worth a closer look.
+            bad: Bool scalar, a gradient holds a NaN or Inf.
         """
-        buffers = self.buffers
-        return (
-            tf.equal(self.count % self._every, 0)
-            | (self.count < buffers.dense_until)
-            | (bad & (buffers.bad_budget > 0))
-        )
+        return bad & (self.buffers.bad_budget > 0)
 
-    def before(self, sample: Any, look: Callable[[], None]) -> list[Any]:
+    def before(self, sample: Any, look: Callable[[], None] | None = None) -> list[Any]:
         """Return the weights before the update on a sampled step, nothing of size otherwise.
 
         Args:
@@ -57,16 +59,16 @@ class GraphStep:
             look: Called inside the sampled branch, to write what is known before the update.
 
         Returns:
-            Tensors for :meth:`measure`.
+            Tensors for :meth:`after` or :meth:`measure`.
         """
 
         def take() -> list[Any]:
             at = self._slot()
             self.buffers.sample_step.scatter_nd_update(at, [self.count])
             self.buffers.sample_rate.scatter_nd_update(at, [self.update.learning_rate()])
-            look()
+            if look is not None:
+                look()
             if not self.measured:
-                self.buffers.taken.assign_add(1)
                 return []
             # The update writes to new memory as long as somebody holds the old values.
             weights = self.update.weights()
@@ -85,6 +87,30 @@ class GraphStep:
             return [empty[kind] for kind in kinds]
 
         return list(tf.nest.flatten(when(sample, take, leave)))
+
+    def after(
+        self, sample: Any, bad: Any, before: Sequence[Any], look: Callable[[], None]
+    ) -> None:
+        """Write the statistics of a sampled step, and of one with NaN or Inf, after the update.
+
+        The optimizer has not waited for them, and could use each gradient as soon as it was
+        there.
+
+        Args:
+            sample: Bool scalar, what :meth:`regular` returned.
+            bad: Bool scalar, a gradient holds a NaN or Inf.
+            before: What :meth:`before` returned.
+            look: Called inside the branch, to write all but the change of the weights.
+        """
+
+        def seen() -> Any:
+            look()
+            # Of a step whose turn had not come nobody knows where it began.
+            tf.cond(sample, lambda: self._compare(before), self._not_compared)
+            self.buffers.taken.assign_add(1)
+            return tf.zeros([])
+
+        when(sample | self.worth_a_look(bad), seen, lambda: tf.zeros([]))
 
     def look(self, values: Sequence[Any], grads: Sequence[Any], *, scaled: bool) -> None:
         """Write histogram and largest entry of each gradient. Called inside the sampled branch.
@@ -107,30 +133,44 @@ class GraphStep:
         self.buffers.stats.scatter_nd_update(at, [tf.stack([tf.stack(tops), lows, lows], axis=1)])
 
     def measure(self, sample: Any, before: Sequence[Any]) -> None:
-        """On a sampled step write how far the weights really moved.
+        """On a sampled step write how far the weights really moved, the last of its sample.
 
         Args:
             sample: Bool scalar.
             before: What :meth:`before` returned.
         """
-        if not self.measured:
-            return
-        update, buffers = self.update, self.buffers
 
         def compare() -> Any:
-            at = self._slot()
-            old = list(before) if self._bundle is None else self._bundle.untied(before)
-            columns = tf.scatter_nd(
-                [[i] for i in update.present],
-                all_moved(update.weights(), old),
-                [len(update.grads), 2],
-            )
-            largest = tf.gather(buffers.stats, at[0, 0])[:, :1]
-            buffers.stats.scatter_nd_update(at, [tf.concat([largest, columns], axis=1)])
-            buffers.taken.assign_add(1)
+            self._compare(before)
+            self.buffers.taken.assign_add(1)
             return tf.zeros([])
 
         when(sample, compare, lambda: tf.zeros([]))
+
+    def _compare(self, before: Sequence[Any]) -> Any:
+        update, buffers = self.update, self.buffers
+        if not self.measured:
+            return tf.zeros([])
+        at = self._slot()
+        old = list(before) if self._bundle is None else self._bundle.untied(before)
+        columns = tf.scatter_nd(
+            [[i] for i in update.present],
+            all_moved(update.weights(), old),
+            [len(update.grads), 2],
+        )
+        largest = tf.gather(buffers.stats, at[0, 0])[:, :1]
+        buffers.stats.scatter_nd_update(at, [tf.concat([largest, columns], axis=1)])
+        return tf.zeros([])
+
+    def _not_compared(self) -> Any:
+        at, unknown = self._slot(), tf.constant(float("nan"))
+        self.buffers.sample_step.scatter_nd_update(at, [self.count])
+        self.buffers.sample_rate.scatter_nd_update(at, [unknown])
+        if self.measured:
+            largest = tf.gather(self.buffers.stats, at[0, 0])[:, :1]
+            moved = tf.fill([len(self.update.grads), 2], unknown)
+            self.buffers.stats.scatter_nd_update(at, [tf.concat([largest, moved], axis=1)])
+        return tf.zeros([])
 
     def push(self, row: Any) -> None:
         """Write the sentinel's row: loss, loss scale, half the sum of squares a variable."""

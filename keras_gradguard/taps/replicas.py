@@ -168,7 +168,7 @@ def in_graph(update: Update, loss: Any, *, sample_every: int, skip_non_finite: b
     step.buffers.replicated = True
     pending = step.buffers.pending
     pending.assign(halves)
-    sample = step.wanted(bad)
+    sample = step.regular() | step.worth_a_look(bad)
 
     def first_look() -> None:
         step.buffers.bad_budget.assign_sub(tf.cast(bad, tf.int64))

@@ -222,13 +222,13 @@ class TensorFlowTap:
             if self.activations is not None:
                 self.activations.save(run.channel, step.count)
 
-        sample = step.wanted(bad)
-        before = step.before(sample, look)
+        sample = step.regular()
+        before = step.before(sample)
         # No control dependencies here: on the operations of the update they would keep TensorFlow
         # from regrouping products as it does without a guard. The automatic ones of a function
-        # order the reads above before the assignments.
+        # order what is read before and after the assignments.
         result = self._update(run, bad)
-        step.measure(sample, before)
+        step.after(sample, bad, before, look)
         step.push(row)
         return result
 
