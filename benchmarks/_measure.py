@@ -36,12 +36,15 @@ class Clock:
         self.wall, self.cpu = wall - self.wall, time.process_time() - self.cpu
 
 
-def seconds(contestants: Mapping[str, Any], rounds: int) -> dict[str, np.ndarray]:
+def seconds(
+    contestants: Mapping[str, Any], rounds: int, limit: float | None = None
+) -> dict[str, np.ndarray]:
     """Run all contestants in turn.
 
     Args:
         contestants: By name; ``block(clock)`` starts and stops the clock around the training.
-        rounds: How often each has its turn.
+        rounds: How often each has its turn, at most.
+        limit: Begin no further round after so many seconds; three are run in any case.
 
     Returns:
         ``[rounds, 2]`` each, wall and CPU seconds of a block.
@@ -49,7 +52,10 @@ def seconds(contestants: Mapping[str, Any], rounds: int) -> dict[str, np.ndarray
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     order = list(contestants)
     gc.collect()
+    began = time.monotonic()
     for number in range(rounds):
+        if limit is not None and number >= 3 and time.monotonic() - began > limit:
+            break
         # Back and forth: the place in the round favours nobody.
         for name in order if number % 2 == 0 else reversed(order):
             clock = Clock()

@@ -26,6 +26,7 @@ from keras_gradguard import GradientGuard
 MODES = ("graph", "xla", "mirrored", "loop")
 # Twice the steps at the start that are all sampled, and the first regular sample after them.
 WARM_UP = 60
+QUICK_SECONDS = 35.0  # of measuring a workload; building and warming up come on top
 
 
 def entered(name: str, mode: str, log_dir: str, wanted: list[str]) -> dict[str, Any]:
@@ -48,12 +49,14 @@ def entered(name: str, mode: str, log_dir: str, wanted: list[str]) -> dict[str, 
     return found
 
 
-def measure(name: str, mode: str, rounds: int, wanted: list[str]) -> list[dict[str, Any]]:
+def measure(
+    name: str, mode: str, rounds: int, wanted: list[str], limit: float | None = None
+) -> list[dict[str, Any]]:
     """Return one row a contestant."""
     with tempfile.TemporaryDirectory() as log_dir:
         found = entered(name, mode, log_dir, wanted)
         steps = found["plain"].steps
-        rows = ratios(seconds(found, rounds), steps)
+        rows = ratios(seconds(found, rounds, limit), steps)
         for contestant in found.values():
             contestant.close()
     place = {"benchmark": "fit_overhead", "workload": name, "mode": mode}
@@ -63,7 +66,7 @@ def measure(name: str, mode: str, rounds: int, wanted: list[str]) -> list[dict[s
 def quick(rounds: int) -> None:
     """Print one line for each of the first three workloads."""
     for name in FIRST:
-        plain, guard = measure(name, "graph", rounds, ["plain", "guard"])
+        plain, guard = measure(name, "graph", rounds, ["plain", "guard"], QUICK_SECONDS)
         line = {
             "workload": name,
             "ratio": guard["wall"]["median"],
@@ -73,7 +76,7 @@ def quick(rounds: int) -> None:
             "cpu_ratio_low": guard["cpu"]["low"],
             "cpu_ratio_high": guard["cpu"]["high"],
             "plain_ms_a_step": plain["ms_a_step"],
-            "rounds": rounds,
+            "rounds": guard["rounds"],
             "steps_a_block": plain["steps_a_block"],
         }
         print(json.dumps(line), flush=True)

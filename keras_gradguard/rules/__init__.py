@@ -7,6 +7,7 @@ from keras_gradguard.policy import Policy
 from keras_gradguard.recorder import History
 from keras_gradguard.rules.disconnected import none_gradient
 from keras_gradguard.rules.finite import non_finite
+from keras_gradguard.rules.first_look import unremarkable
 from keras_gradguard.rules.scale import exploding, vanishing
 from keras_gradguard.rules.update import zero_update
 from keras_gradguard.rules.zero import zero_gradient
@@ -28,7 +29,8 @@ def judge(history: History, policy: Policy) -> tuple[Finding, ...]:
     """
     if not history.new:
         return ()
-    found = [f for rule in _RULES for f in rule(history, policy)]
+    rules = (vanishing,) if unremarkable(history) else _RULES
+    found = [f for rule in rules for f in rule(history, policy)]
     # Stable: of findings certain at the same step the earlier rule's stands first.
     return tuple(sorted(found, key=lambda f: f.step if f.step is not None else -1))
 

@@ -11,7 +11,8 @@ from keras_gradguard.rules import common
 from keras_gradguard.rules.finite import overflowed
 
 # Growth over the run that no healthy training shows in both the gradient and the loss.
-_DIVERGED = 1e4
+DIVERGED = 1e4
+SMALLEST = float(np.finfo(np.float32).tiny)
 _JUMP = 0.9  # share of the growth that one single step may have made
 _RISING = 5  # rows over which the growth has to be going on
 # Largest |log10| slope of float32 gradients that still trains: below this share of the top
@@ -55,8 +56,8 @@ def exploding(history: History, policy: Policy) -> tuple[Finding, ...]:
         rising = norm[-2:].min() > norm[:2].max() and loss[-2:].min() > loss[:2].max()
         if (
             rising
-            and norm[-1] > _DIVERGED * first_norm
-            and loss[-1] > _DIVERGED * max(first_loss, float(np.finfo(np.float32).tiny))
+            and norm[-1] > DIVERGED * first_norm
+            and loss[-1] > DIVERGED * max(first_loss, SMALLEST)
             and not _jumped(norm, first_norm)
         ):
             return (_diverging(history, mask, total, row),)
@@ -65,7 +66,7 @@ def exploding(history: History, policy: Policy) -> tuple[Finding, ...]:
 
 def _jumped(norm: np.ndarray, first: float) -> bool:
     """Return True when one step made nearly all of the growth: other data, no divergence."""
-    steps = np.diff(np.log10(np.maximum(norm, np.finfo(np.float32).tiny)))
+    steps = np.diff(np.log10(np.maximum(norm, SMALLEST)))
     return bool(steps.max() > _JUMP * np.log10(norm[-1] / first))
 
 
@@ -77,7 +78,7 @@ def _candidates(history: History, mask: np.ndarray) -> list[int]:
     start = max(len(history.step) - history.new, 1)
     first = np.inf if history.first_loss is None else abs(history.first_loss)
     with np.errstate(invalid="ignore"):
-        high = history.loss[start:] > _DIVERGED * max(first, float(np.finfo(np.float32).tiny))
+        high = history.loss[start:] > DIVERGED * max(first, SMALLEST)
     infinite = np.isinf(_global_norm(history.norm[start:], mask))
     found = np.flatnonzero((high | infinite) & ~history.skipped[start:])
     rows: list[int] = (start + found).tolist()
@@ -137,9 +138,9 @@ def _diverging(history: History, mask: np.ndarray, total: np.ndarray, row: int) 
     )
 
 
-def _near(norm: np.ndarray, size: np.ndarray, first: int, last: int) -> bool:
+def _near(norm: np.ndarray, rows: np.ndarray, size: np.ndarray, first: int, last: int) -> bool:
     """Return False when the ends of a stack are nowhere near as far apart as it takes."""
-    low, high = (norm[:, i].astype(np.float64) / size[i] for i in (first, last))
+    low, high = (norm[rows, i].astype(np.float64) / size[i] for i in (first, last))
     return bool((low < 10 * _VANISHED * high).all())
 
 
@@ -156,12 +157,14 @@ def vanishing(history: History, policy: Policy) -> tuple[Finding, ...]:
         than five decades, for five steps in a row.
     """
     mask = common.judged(history, policy)
-    kernels = [i for i in history.table.kernels if mask[i]]
+    kernels = list(history.table.kernels)
+    if not mask.all():
+        kernels = [i for i in kernels if mask[i]]
     rows = np.flatnonzero(history.due & ~history.skipped)[-_VANISHED_ROWS:]
     if len(kernels) < _DEPTH or len(rows) < _VANISHED_ROWS:
         return ()
     size = np.sqrt(history.table.sizes)
-    if not _near(history.norm[rows], size, kernels[0], kernels[-1]):
+    if not _near(history.norm, rows, size, kernels[0], kernels[-1]):
         return ()
     rms = history.norm[rows][:, kernels].astype(np.float64) / size[kernels]
     if not np.isfinite(rms).all() or (rms <= 0).any():

@@ -231,7 +231,7 @@ class TensorFlowChannel:
         factors = np.asarray(scales, np.float64)[:, np.newaxis]
         norms = np.sqrt(2.0 * half_squares.astype(np.float64)) / factors
         norms = norms.astype(np.float32)
-        finite = [bool(np.isfinite(norm).all()) for norm in norms]
+        finite: list[bool] = np.asarray(np.isfinite(norms).all(axis=1)).tolist()
         if self._none:
             norms[:, list(self._none)] = np.nan
         rows = []

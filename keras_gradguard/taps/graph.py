@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_gradguard.taps import numbers
-from keras_gradguard.taps.bundle import Bundle
 from keras_gradguard.taps.branch import stays_whole, when
+from keras_gradguard.taps.bundle import Bundle
 from keras_gradguard.taps.update import Update, all_moved
 
 
@@ -88,9 +88,7 @@ class GraphStep:
 
         return list(tf.nest.flatten(when(sample, take, leave)))
 
-    def after(
-        self, sample: Any, bad: Any, before: Sequence[Any], look: Callable[[], None]
-    ) -> None:
+    def after(self, sample: Any, bad: Any, before: Sequence[Any], look: Callable[[], None]) -> None:
         """Write the statistics of a sampled step, and of one with NaN or Inf, after the update.
 
         The optimizer has not waited for them, and could use each gradient as soon as it was

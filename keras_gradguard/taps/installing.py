@@ -49,7 +49,7 @@ class StandIn:
 
 
 class Installed:
-    """A tap in place. Entered on every step that runs eagerly, so a class: a generator takes longer.
+    """A tap in place. Entered on every eager step, so a class: a generator takes longer.
 
     Args:
         tap: Has ``stand_in(optimizer)``, ``tape``, ``probes``, ``activations`` and ``wrapping``.
