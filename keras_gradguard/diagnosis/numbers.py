@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from keras_gradguard.diagnosis.execute import run
 from keras_gradguard.diagnosis.opgraph import READ_OPS
+from keras_gradguard.diagnosis.stops import behind_stops
 from keras_gradguard.diagnosis.trace import Trace
 
 
@@ -46,8 +47,8 @@ def measure(trace: Trace) -> Numbers:
         if losses and trace.scaled_loss is not trace.loss:
             losses.append(trace.scaled_loss)
         dense = [_as_float32(g) for g in given]
-        asked = _telling(trace)
-        table = health([trace.value_gradients[n] for n in asked])
+        told = {n: trace.value_gradients[n] for n in _telling(trace)} | behind_stops(trace)
+        table = health(list(told.values()))
     results = run(trace, [*losses, *dense, *table]) if losses or dense else []
     means = [float(np.mean(r)) for r in results[: len(losses)]]
     arrays = results[len(losses) : len(losses) + len(dense)]
@@ -65,7 +66,7 @@ def measure(trace: Trace) -> Numbers:
     return Numbers(
         loss=means[0] if means else None,
         gradients=tuple(None if g is None else next(unscaled) for g in trace.gradients),
-        alive=_spread(trace, dict(zip(asked, living(results[-1]), strict=True)) if table else {}),
+        alive=_spread(trace, dict(zip(told, living(results[-1]), strict=True)) if table else {}),
         note=note,
     )
 
@@ -143,28 +144,7 @@ def _spread(trace: Trace, alive: dict[str, bool]) -> dict[str, bool]:
         further = _handed_on(trace, name)
         if further in alive:
             alive[name] = alive[further]
-    return alive | _behind_stops(trace, alive)
-
-
-def _behind_stops(trace: Trace, alive: dict[str, bool]) -> dict[str, bool]:
-    """Say what arrives at a ``stop_gradient`` and at what is only computed from its output.
-
-    No tape follows these values. A gradient arrives where one arrives right behind.
-    """
-    stopped = [o for op in trace.ops.ops if op.type == "StopGradient" for o in op.outputs]
-    if not stopped:
-        return {}
-    found: dict[str, bool] = {}
-    behind = trace.ops.descendants(stopped)
-    for value in sorted(behind, key=lambda v: -v.order):
-        name = getattr(value.tensor, "name", None)
-        if name is None or name in alive or trace.ops.value(name) is not value:
-            continue
-        further = [getattr(o.tensor, "name", None) for op in value.uses for o in op.outputs]
-        told = [t for n in further if n and (t := found.get(n, alive.get(n))) is not None]
-        if told and value.is_float:
-            found[name] = any(told)
-    return found
+    return alive
 
 
 def health(gradients: Sequence[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from keras import layers
 from tensorflow.python.eager import context as eager_context
 
 from keras_gradguard.diagnosis import Context, execute, explain
+from keras_gradguard.diagnosis.blame import find_culprits
 from keras_gradguard.diagnosis.context import Batch
 from keras_gradguard.diagnosis.cuts import open_values, starts_of, way
 from keras_gradguard.diagnosis.facts import Facts
@@ -35,8 +36,32 @@ def residual(depth, dead=True):
 
 def context(model):
     rng = np.random.default_rng(0)
-    batch = Batch(x=rng.normal(size=(32, 8, 4)).astype("float32"), y=rng.integers(0, 3, 32))
+    x = rng.normal(size=(32, *model.input_shape[1:])).astype("float32")
+    batch = Batch(x=x, y=rng.integers(0, 3, 32))
     return Context(model=model, optimizer=model.optimizer, batch=batch, mode="fit")
+
+
+def around_stops(passes):
+    """Return a model whose dead layer also goes through a stop."""
+    inputs = keras.Input((4,))
+    dead = layers.Dense(5, activation="relu", bias_initializer=keras.initializers.Constant(-50.0))
+    hidden = dead(inputs)
+    stopped = layers.Lambda(tf.stop_gradient)(hidden)
+    wide = layers.Dense(5, name="wide")
+    shut = layers.EinsumDense("ab,b->ab", (5,), kernel_initializer="zeros", name="shut")
+    off = keras.initializers.Constant(-50.0)
+    outs = [
+        shut(stopped),  # a factor of 0
+        layers.EinsumDense("ab,b->ab", (5,), name="floored")(
+            layers.Lambda(lambda t: tf.floor(2.0 * t + 1.0))(stopped)
+        ),
+        layers.Dense(5, activation="relu", bias_initializer=off, name="second")(stopped),
+        wide(inputs) * layers.Lambda(lambda t: tf.where(t > 100.0, t, 1.0))(stopped),
+    ]
+    joined = layers.Add()([hidden * 0.0, wide(inputs), *outs, *([stopped] if passes else [])])
+    model = keras.Model(inputs, layers.Dense(3, name="head")(joined))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
 
 
 @pytest.fixture
@@ -97,27 +122,44 @@ def test_a_look_ahead_makes_no_backward_pass():
     assert forward < 0.6 * whole
 
 
+def told_alive(facts):
+    """Return name -> what liveness says, of every value between a variable and the loss."""
+    starts = [
+        v
+        for variable in facts.trace.variables
+        for v in starts_of(facts.view.ops, facts.trace.key(variable))[1]
+    ]
+    alive = liveness(facts, starts)
+    between = facts.view.ops.descendants(starts) & facts.reach
+    return {
+        v.tensor.name: alive(v)
+        for v in between
+        if v.is_float and (v.op is None or v.op.type not in READ_OPS)
+    }
+
+
 @pytest.mark.parametrize("dead", [True, False])
 def test_liveness_of_the_tape_is_that_of_tf_gradients(dead):
     model = residual(2, dead=dead)
-    asked = {}
-    for depth in ("values", "step"):
-        facts = Facts(context(model), depth=depth)
-        starts = [
-            v
-            for variable in facts.trace.variables
-            for v in starts_of(facts.view.ops, facts.trace.key(variable))[1]
-        ]
-        alive = liveness(facts, starts)
-        between = facts.view.ops.descendants(starts) & facts.reach
-        asked[depth] = {
-            v.tensor.name: alive(v)
-            for v in between
-            if v.is_float and (v.op is None or v.op.type not in READ_OPS)
-        }
-    assert asked["values"] == asked["step"]
-    assert len(asked["step"]) > 30
-    assert (False in asked["step"].values()) == dead
+    tape, asked = (told_alive(Facts(context(model), depth=d)) for d in ("values", "step"))
+    assert tape == asked
+    assert len(asked) > 30
+    assert (False in asked.values()) == dead
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_stop_is_named_only_when_something_arrives_at_it(passes):
+    model = around_stops(passes)
+    tape, step = (Facts(context(model), depth=d) for d in ("values", "step"))
+    told = told_alive(tape)
+    assert told == told_alive(step)
+    stops = [op for op in tape.view.ops.ops if op.type == "StopGradient"]
+    assert [told[op.outputs[0].tensor.name] for op in stops] == [passes]
+    dead = [n for n, g in tape.gradients.items() if g is not None and not np.any(g)]
+    named = {c.op.type for c in find_culprits(tape, dead)}
+    assert ("StopGradient" in named) == passes
+    # Where the stop is not to blame, the operations behind it are.
+    assert ({"Einsum", "Floor", "SelectV2"} <= named) == (not passes)
 
 
 def test_open_values_say_what_a_walk_from_each_variable_says():
