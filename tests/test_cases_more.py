@@ -19,7 +19,26 @@ WARNS = {
 KERAS = {name for name, meta in META.items() if "keras" in meta["severity"]}
 
 
-@pytest.mark.parametrize("name", sorted(set(PATHS) - WARNS - KERAS))
+def _further_forms():
+    """Return the cases whose causes the corpus, or a case before them, shows in another form."""
+    shown = {load(path).META["root_cause"] for path in case_files()}
+    further = set()
+    for name, meta in META.items():
+        causes = set(meta["root_cause"].split(","))
+        if causes <= shown:
+            further.add(name)
+        shown |= causes
+    return further
+
+
+FURTHER = _further_forms()
+
+
+def once_a_cause(names):
+    return [pytest.param(n, marks=pytest.mark.slow if n in FURTHER else ()) for n in names]
+
+
+@pytest.mark.parametrize("name", once_a_cause(sorted(set(PATHS) - WARNS - KERAS)))
 def test_a_fault_raises_in_time(name):
     meta, outcome = run_case(PATHS[name])
     assert isinstance(outcome.error, GradientGuardError), outcome
@@ -32,7 +51,7 @@ def test_a_fault_raises_in_time(name):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, m in META.items() if m["kind"] == "loop" and n not in WARNS]
+    "name", once_a_cause(n for n, m in META.items() if m["kind"] == "loop" and n not in WARNS)
 )
 def test_a_watched_loop_raises_without_check(name):
     module = load(PATHS[name])
@@ -46,7 +65,7 @@ def test_a_watched_loop_raises_without_check(name):
     assert caught.value.finding.cause in module.META["root_cause"].split(",")
 
 
-@pytest.mark.parametrize("name", sorted(WARNS))
+@pytest.mark.parametrize("name", once_a_cause(sorted(WARNS)))
 def test_what_is_unusual_warns(name):
     meta, outcome = run_case(PATHS[name])
     assert outcome.error is None

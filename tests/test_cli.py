@@ -1,9 +1,10 @@
-"""The command line, on scripts that know nothing of a guard, in processes of their own."""
+"""The command line, on scripts that know nothing of a guard."""
 
 import json
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -210,13 +211,38 @@ for i in range(40): both()
 }  # fmt: skip
 
 
-def run(folder, script, arguments=(), options=()):
+# A process of its own imports TensorFlow anew, which takes longer than what it then does. These
+# only call `fit` or `train_on_batch`: nothing of another test's that is still alive takes part.
+IN_THIS_PROCESS = {
+    "healthy fit", "train_on_batch", "argparse and main", "sys.exit after a fault",
+    "an error that the script swallows", "a script with a guard of its own",
+    "story 2: a frozen base and a batch of one", "text classification", "transfer learning",
+}  # fmt: skip
+
+
+def run(folder, script, arguments=(), options=(), start=None):
     path = folder / "script.py"
     path.write_text(textwrap.dedent(script), encoding="utf-8")
-    return start(folder, path, arguments, options)
+    return (start or in_a_process)(folder, path, arguments, options)
 
 
-def start(folder, path, arguments=(), options=()):
+@pytest.fixture
+def starter(monkeypatch, capsys):
+    """Return how to start the script of a name: in a process of its own, or in this one."""
+
+    def here(folder, path, arguments=(), options=()):
+        monkeypatch.chdir(folder)
+        capsys.readouterr()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pytest makes errors of them
+            code = cli.main(["run", *options, str(path), *arguments])
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(path, code, out, err)
+
+    return lambda name: here if name in IN_THIS_PROCESS else in_a_process
+
+
+def in_a_process(folder, path, arguments=(), options=()):
     return subprocess.run(
         [sys.executable, "-m", "keras_gradguard", "run", *options, str(path), *arguments],
         capture_output=True,
@@ -253,14 +279,14 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_faulty_programs(name, tmp_path):
+def test_faulty_programs(name, tmp_path, starter):
     program, last, words = FAULTY[name]
     path = ROOT / program
     if last:
         text = path.read_text(encoding="utf-8")
-        done = run(tmp_path, f"{text}\n\n{last}\n")
+        done = run(tmp_path, f"{text}\n\n{last}\n", start=starter(name))
     else:
-        done = start(tmp_path, path, ["--faulty"])
+        done = starter(name)(tmp_path, path, ["--faulty"])
     assert done.returncode == 3, done.stderr
     for word in words:
         assert word in done.stderr
@@ -277,9 +303,9 @@ AGAIN = (
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n in AGAIN else ()) for n in SCRIPTS]
 )
-def test_run(name, tmp_path):
+def test_run(name, tmp_path, starter):
     script, arguments, code, out, err = SCRIPTS[name]
-    done = run(tmp_path, script, arguments)
+    done = run(tmp_path, script, arguments, start=starter(name))
     assert done.returncode == code, done.stderr
     for words in out:
         assert words in done.stdout

@@ -44,6 +44,6 @@ def test_random_configurations():
         if not outcome.clean:
             bad.append((config, outcome))
 
-    outcomes = soak(float(os.environ.get("SOAK_SECONDS", "75")), each=note)
+    outcomes = soak(float(os.environ.get("SOAK_SECONDS", "40")), each=note)
     print(figures(outcomes))
     assert not bad, bad
