@@ -15,7 +15,12 @@ core=(tests/rules tests/taps tests/layers tests/losses tests/modes tests/test_bi
     tests/test_guard_fit.py tests/test_guard_events.py tests/test_loop.py tests/test_policy.py
     tests/test_recorder.py tests/test_session.py tests/test_skip_non_finite.py
     tests/tensorboard/test_events.py tests/tensorboard/test_record_file.py
-    tests/tensorboard/test_thinning.py -m 'not slow')
+    tests/tensorboard/test_thinning.py)
+# What the Python itself decides: lines and frames, warnings, AutoGraph, threads, signals. The middle
+# sets have libraries that another set or .venv has, so they run this part alone.
+python=(tests/diagnosis/test_source.py tests/test_errors.py tests/test_notices.py
+    tests/test_terminal.py)
+middle=("${python[@]}" tests/modes/test_faults.py tests/test_loop.py)
 export TF_CPP_MIN_LOG_LEVEL=3 UV_LINK_MODE=${UV_LINK_MODE:-copy}
 
 # TensorBoard before 2.21 imports pkg_resources, which setuptools 82 no longer has.
@@ -34,12 +39,12 @@ EOF
 }
 
 try() { # name, python, requirements...
-    local name=$1 python=$2
+    local name=$1 interpreter=$2
     shift 2
     [[ -z ${ONLY:-} || $ONLY == "$name" ]] || return
     local home=.venv-matrix/$name
     echo "=== $name: $*"
-    [[ -x $home/bin/python ]] || "$UV" venv --quiet --no-python-downloads --python "$python" "$home" \
+    [[ -x $home/bin/python ]] || "$UV" venv --quiet --no-python-downloads --python "$interpreter" "$home" \
         || { summary+=("$name: no such Python here, left out"); return; }
     "$UV" pip install --quiet --python "$home/bin/python" --editable '.[plot]' --group tests "$@" \
         || { failed+=("$name"); summary+=("$name: cannot be installed"); return; }
@@ -49,7 +54,9 @@ print("Python", sys.version.split()[0], "TensorFlow", tensorflow.__version__, "K
     # Old versions warn about things that are long mended; the newest run is the strict one.
     local warnings=()
     [[ $name == *oldest* ]] && warnings=(-W default)
-    local tests=("${core[@]}")
+    local tests=("${core[@]}" "${python[@]}")
+    case $name in py3.12-* | py3.11-newest) tests=("${middle[@]}") ;; esac
+    tests+=(-m 'not slow')
     [[ -z ${PYTEST_ARGS:-} ]] || eval "tests=($PYTEST_ARGS)"
     rm -f "$home/results.xml"
     timeout "$LIMIT" "$home/bin/python" -m pytest -q -n "$WORKERS" --dist worksteal \
@@ -59,14 +66,14 @@ print("Python", sys.version.split()[0], "TensorFlow", tensorflow.__version__, "K
 }
 
 for version in 3.11 3.12 3.13; do
-    python=$(command -v "python$version")
-    if ! "$python" -c '' 2>/dev/null; then
-        python=$(ls -d "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python 2>/dev/null | tail -1)
+    interpreter=$(command -v "python$version")
+    if ! "$interpreter" -c '' 2>/dev/null; then
+        interpreter=$(ls -d "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python 2>/dev/null | tail -1)
     fi
-    [[ -n $python ]] || { summary+=("py$version: no such Python here, left out"); continue; }
+    [[ -n $interpreter ]] || { summary+=("py$version: no such Python here, left out"); continue; }
     # TensorFlow 2.16 has no wheels for Python 3.13.
-    [[ $version == 3.13 ]] || try "py$version-oldest" "$python" "${oldest[@]}"
-    try "py$version-newest" "$python" "${newest[@]}"
+    [[ $version == 3.13 ]] || try "py$version-oldest" "$interpreter" "${oldest[@]}"
+    try "py$version-newest" "$interpreter" "${newest[@]}"
 done
 
 printf '=== %s\n' "${summary[@]}"
