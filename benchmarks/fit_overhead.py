@@ -29,38 +29,44 @@ WARM_UP = 60
 QUICK_SECONDS = 35.0  # of measuring a workload; building and warming up come on top
 
 
-def entered(name: str, mode: str, log_dir: str, wanted: list[str]) -> dict[str, Any]:
-    """Return the contestants of one workload, traced and warm."""
-    found: dict[str, Any] = {}
+def made(label: str, name: str, mode: str, log_dir: str) -> Any:
+    """Return one contestant of a workload, traced."""
     if mode == "loop":
-        found["plain"] = Loop(WORKLOADS[name]())
-        found["guard"] = Loop(WORKLOADS[name](), GradientGuard(log_dir=f"{log_dir}/loop"))
-    else:
-        cpus = [d.name for d in tf.config.list_logical_devices("CPU")]
-        strategy = tf.distribute.MirroredStrategy(cpus) if mode == "mirrored" else None
-        for label in [n for n in names() if not wanted or n in wanted]:
-            with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
-                workload = WORKLOADS[name]().compiled(jit_compile=mode == "xla")
-                callbacks = contestants(workload, log_dir)[label]()
-            found[label] = PausedFit(workload, callbacks)
-            found[label].warm_up(1)  # one after another: each traces alone
-    for contestant in found.values():
-        contestant.warm_up(WARM_UP)
-    return found
+        guard = None if label == "plain" else GradientGuard(log_dir=f"{log_dir}/loop")
+        return Loop(WORKLOADS[name](), guard)
+    cpus = [d.name for d in tf.config.list_logical_devices("CPU")]
+    strategy = tf.distribute.MirroredStrategy(cpus) if mode == "mirrored" else None
+    with tf.distribute.get_strategy().scope() if strategy is None else strategy.scope():
+        workload = WORKLOADS[name]().compiled(jit_compile=mode == "xla")
+        callbacks = contestants(workload, log_dir)[label]()
+    fit = PausedFit(workload, callbacks)
+    fit.warm_up(1)
+    return fit
 
 
 def measure(
     name: str, mode: str, rounds: int, wanted: list[str], limit: float | None = None
 ) -> list[dict[str, Any]]:
-    """Return one row a contestant."""
+    """Return one row a contestant.
+
+    Each is there alone with the plain training, and gone before the next comes: eight models
+    taking turns would find nothing of theirs in the caches.
+    """
+    labels = ["plain", "guard"] if mode == "loop" else names()
+    labels = [n for n in labels[1:] if not wanted or n in wanted]
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as log_dir:
-        found = entered(name, mode, log_dir, wanted)
-        steps = found["plain"].steps
-        rows = ratios(seconds(found, rounds, limit), steps)
-        for contestant in found.values():
-            contestant.close()
+        plain = made("plain", name, mode, log_dir)
+        for label in labels:
+            other = made(label, name, mode, log_dir)
+            for contestant in (plain, other):
+                contestant.warm_up(WARM_UP)
+            pair = ratios(seconds({"plain": plain, label: other}, rounds, limit), plain.steps)
+            rows += pair if not rows else pair[1:]
+            other.close()
+        plain.close()
     place = {"benchmark": "fit_overhead", "workload": name, "mode": mode}
-    return [{**place, "steps_a_block": steps, **row} for row in rows]
+    return [{**place, "steps_a_block": plain.steps, **row} for row in rows]
 
 
 def quick(rounds: int) -> None:
