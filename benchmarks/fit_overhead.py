@@ -26,7 +26,7 @@ from keras_gradguard import GradientGuard
 MODES = ("graph", "xla", "mirrored", "loop")
 # Twice the steps at the start that are all sampled, and the first regular sample after them.
 WARM_UP = 60
-QUICK_SECONDS = 35.0  # of measuring a workload; building and warming up come on top
+QUICK_SECONDS = 15.0  # of measuring a workload; building and warming up come on top
 
 
 def made(label: str, name: str, mode: str, log_dir: str) -> Any:
