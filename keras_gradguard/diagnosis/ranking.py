@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from keras_gradguard.diagnosis.wording import unique
 from keras_gradguard.findings import Cause
 
 CONFIRMED = 0.72
@@ -49,11 +50,19 @@ _EXPLAINS = (
 )
 
 
+# A step is too large for its rate or for the data alike: one run cannot tell, so both are named.
+_TOGETHER = ("learning_rate_too_high", "input_scale")
+
+# What a run has once, wherever it shows.
+_ONCE = frozenset({"learning_rate_too_high"})
+
+
 def merged(causes: Iterable[Cause]) -> list[Cause]:
-    """Join causes of the same name and place: best score, all facts."""
+    """Keep the best of the causes with the same name and place."""
     kept: dict[tuple[str, str], Cause] = {}
     for cause in sorted(causes, key=lambda c: -c.score):
-        key = (cause.name, cause.where[0] if cause.where else "")
+        place = "" if cause.name in _ONCE or not cause.where else cause.where[0]
+        key = (cause.name, place)
         if key not in kept:
             kept[key] = cause
     return list(kept.values())
@@ -93,7 +102,17 @@ def ranked(causes: Sequence[Cause]) -> tuple[Cause, ...]:
         names[cause.name] = names.get(cause.name, 0) + 1
         if cause.score >= 0.3 and names[cause.name] <= 2:
             kept.append(cause)
-    return tuple(kept[:MOST_CAUSES])
+    return tuple(_placed(kept[:MOST_CAUSES]))
+
+
+def _placed(causes: list[Cause]) -> list[Cause]:
+    """Let the first of two causes that belong together name the place of the other as well."""
+    pair = [c for c in causes if c.name in _TOGETHER]
+    if len(pair) < 2 or pair[0] is not causes[0]:
+        return causes
+    first, second = pair[:2]
+    first = dataclasses.replace(first, where=unique(first.where, second.where))
+    return [first, *causes[1:]]
 
 
 def confirmed(causes: Sequence[Cause]) -> bool:

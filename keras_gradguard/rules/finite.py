@@ -10,19 +10,25 @@ from keras_gradguard.recorder import History
 from keras_gradguard.rules import common
 
 
-def overflowed(history: History, row: int) -> bool:
-    """Return True when a norm is Inf only because the sum of squares left float32.
+def with_bad_entries(history: History, row: int) -> np.ndarray:
+    """Return which variables (a mask) hold a NaN or Inf in their gradient at a row.
 
-    Known from the sample of that step, whose histogram counts real NaN and Inf entries.
+    A norm is Inf, too, where only the sum of squares left float32. The sample of that step
+    knows: its histogram counts real NaN and Inf entries. Without one a norm of Inf is believed.
     """
-    norm = history.norm[row][history.present]
-    if np.isnan(norm).any():
-        return False
+    norm = history.norm[row]
+    bad = history.present & ~np.isfinite(norm)
     for sample in history.samples:
         if sample.step == int(history.step[row]):
-            bad = sample.histogram[:, 255] + sample.histogram[:, 511]
-            return not bool(bad.any())
-    return False
+            return bad & (
+                np.isnan(norm) | ((sample.histogram[:, 255] + sample.histogram[:, 511]) > 0)
+            )
+    return bad
+
+
+def overflowed(history: History, row: int) -> bool:
+    """Return True when norms are Inf only because the sum of squares left float32."""
+    return not with_bad_entries(history, row).any()
 
 
 def non_finite(history: History, policy: Policy) -> tuple[Finding, ...]:
@@ -44,9 +50,9 @@ def non_finite(history: History, policy: Policy) -> tuple[Finding, ...]:
             if history.table.skips and not np.isfinite(history.norm[row][mask]).all():
                 return (_left_out(history, row, mask),)
             continue
-        bad = mask & ~np.isfinite(history.norm[row])
+        bad = mask & with_bad_entries(history, row)
         loss_bad = history.loss_known[row] and not np.isfinite(history.loss[row])
-        if bad.any() and not (overflowed(history, row) and not loss_bad):
+        if bad.any():
             return (_gradient(history, row, bad, bool(loss_bad)),)
         if loss_bad:
             return (_loss(history, row),)

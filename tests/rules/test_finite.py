@@ -44,6 +44,16 @@ def counted(bad=0, good=9):
             id="an entry is Inf",
         ),
         pytest.param(
+            history([[INF, 1]], loss=INF, samples=[sample(0, [1, 1], histogram=counted(0))]),
+            (0, ("loss",)),
+            id="the sum overflowed and so did the loss",
+        ),
+        pytest.param(
+            history([[INF, INF]], samples=[sample(0, [1, 1], histogram=counted(1))]),
+            (0, ("v0",)),
+            id="of two sums one overflowed, the other holds an Inf",
+        ),
+        pytest.param(
             history([[NAN, 1]], samples=[sample(0, [1, 1], histogram=counted(0))]),
             (0, ("v0",)),
             id="NaN never comes from overflow",
