@@ -64,7 +64,8 @@ class FitSession:
         cadence = Cadence(
             sample_every=settings.sample_every,
             # A hand-written train_step may update several times.
-            ring=4 * (settings.check_every + 2 * self._per_call),
+            ring=8 * (settings.check_every + 2 * self._per_call),
+            slots=4 * (settings.check_every + 2 * self._per_call),
             dense=2 * settings.policy.patience,
             skip_non_finite=settings.skip_non_finite,
             jit_compile=bool(getattr(model, "jit_compile", False)),
@@ -137,7 +138,7 @@ class FitSession:
             self.console.bar_drawn()
         self._in_epoch += 1
         if self._unread >= self.settings.check_every or self._steps == self._per_call:
-            self._judge()
+            self._judge(final=False)
         if self.guarded is not None:
             self.guarded.refresh()
         self.attachment.armed = True
@@ -164,10 +165,10 @@ class FitSession:
         run = self.observer.run
         self.console.say(summary(run.steps_seen, run.findings, run.steps_skipped))
 
-    def _judge(self) -> None:
+    def _judge(self, *, final: bool = True) -> None:
         self._unread = 0
         try:
-            self.observer.judge()
+            self.observer.judge(final=final)
             self._look_for_apply()
             self._look_at_contract()
         except BaseException:

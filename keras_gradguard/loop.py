@@ -49,7 +49,8 @@ class LoopSession:
         self.optimizers = _checked(self.models, list(optimizers_))
         cadence = Cadence(
             sample_every=settings.sample_every,
-            ring=4 * settings.check_every,
+            ring=8 * settings.check_every,
+            slots=4 * settings.check_every,
             dense=2 * settings.policy.patience,
             skip_non_finite=settings.skip_non_finite,
         )
@@ -182,7 +183,7 @@ class LoopSession:
             channel.note_loss(loss)
         if self._unread >= self.settings.check_every:
             self._unread = 0
-            self.observer.judge()
+            self.observer.judge(final=False)
         self._look_for_apply()
 
     def check(

@@ -91,15 +91,18 @@ class Observer:
         tables = [c.table for c in channels]
         return tables, min((c.first_step for c in channels), default=None)
 
-    def judge(self) -> None:
+    def judge(self, *, final: bool = True) -> None:
         """Read every channel and act on what is found.
+
+        Args:
+            final: Read everything; otherwise what is ordinary at a glance may wait.
 
         Raises:
             GradientGuardError: A finding whose policy is ``"raise"``.
         """
         self.activations()
         for channel in self.tap.streams():
-            self._take(channel)
+            self._take(channel, final)
         self._look_for_misdirected()
 
     def activations(self) -> tuple[ActivationStats, ...]:
@@ -121,7 +124,7 @@ class Observer:
         if found is not None:
             self.run.report(found)
 
-    def _take(self, channel: Channel) -> None:
+    def _take(self, channel: Channel, final: bool = True) -> None:
         optimizer = channel.optimizer
         rises = None
         if optimizer is not None:
@@ -129,7 +132,7 @@ class Observer:
             def rises() -> bool:
                 return optimizers.learning_rate_ahead(optimizer) > 0
 
-        self.run.take(channel, rate_rises=rises)
+        self.run.take(channel, rate_rises=rises, final=final)
 
     def _row(self, channel: Channel, row: Row) -> None:
         """Judge an eager step before the optimizer touches the weights."""

@@ -134,6 +134,8 @@ class Recorder:
         table: The columns.
         keep_rows: Rows kept for the rules.
         keep_samples: Samples kept for the rules and the diagnosis.
+        waiting: Rows that were seen to be ordinary and are still on the device.
+        read_at: When the channel was read last, by the monotonic clock.
     """
 
     table: Table
@@ -142,6 +144,8 @@ class Recorder:
     seen: int = 0
     lost: int = 0
     skipped: int = 0
+    waiting: int = 0
+    read_at: float = 0.0
     first_loss: float | None = None
     _new: int = 0
     _new_samples: int = 0
@@ -154,6 +158,11 @@ class Recorder:
         self._samples: deque[Sample] = deque(maxlen=self.keep_samples)
         self._rolling = _Rolling(self.keep_rows, size)
         self.flow = Flow(size)
+
+    @property
+    def settled(self) -> bool:
+        """True when the first rows of the run are no longer among those kept."""
+        return self.seen > self.keep_rows
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -184,6 +193,7 @@ class Recorder:
         if table is not None:
             self.table = table
         self.seen += len(rows) + lost
+        self.waiting = 0
         self.lost += lost
         self.skipped += sum(r.skipped for r in rows)
         if rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from keras_gradguard.records import ActivationSample, ActivationStats, Row, Samp
 from keras_gradguard.taps.base import Channel
 
 logger = logging.getLogger("keras_gradguard")
+
+_WAIT = 1.0  # seconds that ordinary rows may wait for their curves
 
 
 class Writer(Protocol):
@@ -93,7 +96,7 @@ class Run:
     @property
     def steps_seen(self) -> int:
         """Optimizer steps recorded, over all channels."""
-        return sum(r.seen for r in self.recorders.values() if r.table.judged)
+        return sum(r.seen + r.waiting for r in self.recorders.values() if r.table.judged)
 
     @property
     def steps_skipped(self) -> int:
@@ -126,20 +129,31 @@ class Run:
             found = self.recorders[id(channel)] = Recorder(table=channel.table)
         return found
 
-    def take(self, channel: Channel, *, rate_rises: Callable[[], bool] | None = None) -> None:
+    def take(
+        self,
+        channel: Channel,
+        *,
+        rate_rises: Callable[[], bool] | None = None,
+        final: bool = True,
+    ) -> None:
         """Read a channel, write what is new and act on what the rules find.
 
         Args:
             channel: What to read.
+            final: Read everything. Otherwise rows that are ordinary at a glance may wait on the
+                device, a second at most.
             rate_rises: Tells whether the learning rate will rise soon; asked only when a
                 sample shows a learning rate of 0.
 
         Raises:
             GradientGuardError: A finding whose policy is ``"raise"``.
         """
+        recorder = self.recorder(channel)
+        if not final and self._can_wait(channel, recorder):
+            return
         table = channel.table
         reading = channel.read()
-        recorder = self.recorder(channel)
+        recorder.read_at = time.monotonic()
         recorder.add(reading.rows, reading.samples, lost=reading.lost, table=table)
         if reading.lost:
             logger.warning("%d steps were overwritten before they could be read", reading.lost)
@@ -158,6 +172,23 @@ class Run:
             channel.sample_next(2 * self.policy.patience)
         for finding in rules.judge(history, self.policy):
             self.report(finding, recorder)
+
+    def _can_wait(self, channel: Channel, recorder: Recorder) -> bool:
+        """Return True when what is new is ordinary, so that rows can be made of it later.
+
+        The rules see every row; only what merely warns, and the curves, come later by this.
+        """
+        if not recorder.settled or time.monotonic() - recorder.read_at > _WAIT:
+            return False
+        glance = channel.glance()
+        if glance is None:
+            return False
+        loss = glance.loss if glance.loss_known else None
+        present = recorder.table.present
+        if not rules.ordinary(glance.half_squares[:, present], loss, recorder.first_loss):
+            return False
+        recorder.waiting = glance.waiting
+        return True
 
     def take_activations(self, samples: Sequence[ActivationSample]) -> None:
         """Write what the layers put out, and keep the latest for the diagnosis.

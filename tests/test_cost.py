@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from keras_gradguard import GradientGuard
+from keras_gradguard import GradientGuard, session
 from keras_gradguard.records import Row
 from keras_gradguard.taps import channel
 from keras_gradguard.tensorboard.events import EventWriter
@@ -150,8 +150,38 @@ def test_few_transfers_for_many_steps(reads):
     begun = len(reads)
     fit([GradientGuard(log_dir=None, diagnose=False)], steps=220)
     more = len(reads) - begun - start
-    # 200 steps more: 20 looks of two reads, and four samples of three.
-    assert 20 <= more <= 20 * 2 + 4 * 3
+    # 200 steps more: 20 looks of two reads, five readings that count again, and four samples of
+    # three.
+    assert 20 <= more <= 20 * 2 + 5 + 4 * 3
+
+
+def test_ordinary_steps_wait_on_the_device(tmp_path, monkeypatch):
+    taken, seen, behind = [], [], []
+    plain = channel.TensorFlowChannel.read
+
+    def read(self):
+        reading = plain(self)
+        taken.extend([len(reading.rows)] if reading.rows else [])
+        return reading
+
+    monkeypatch.setattr(channel.TensorFlowChannel, "read", read)
+    monkeypatch.setattr(session, "_WAIT", float("inf"))  # however slow the machine is
+    guard = GradientGuard(log_dir=str(tmp_path), diagnose=False)
+
+    class Watching(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            behind.append(batch + 1 - guard.steps_seen)
+            seen.append(guard.steps_seen)
+
+    fit([guard, Watching()], steps=600)
+    # Nothing is lost and nobody sees that something waits.
+    assert sum(taken) == guard.steps_seen == 600
+    assert max(behind) <= 11
+    assert seen == sorted(seen)
+    # After the first 128 steps the looks between two samples take nothing with them.
+    late = taken[-8:-1]
+    assert max(late) >= 20
+    assert len(taken) <= 14 + 2 * (600 - 128) // 50 + 3
 
 
 def test_the_step_is_traced_as_often_as_without_a_guard():

@@ -11,7 +11,7 @@ from keras_gradguard.findings import Cause, Finding
 from keras_gradguard.policy import ACTIONS, Policy
 from keras_gradguard.records import Row
 from keras_gradguard.session import Run
-from keras_gradguard.taps.base import Reading
+from keras_gradguard.taps.base import Glance, Reading
 from tests.histories import sample, table
 
 CAUSE = Cause(name="dead_relu", score=0.9, where=("h1",))
@@ -35,6 +35,9 @@ class FakeChannel:
         self.table = table("a/kernel", "a/bias")
         self.readings = list(readings)
         self.asked = []
+
+    def glance(self):
+        return None
 
     def read(self):
         return self.readings.pop(0) if self.readings else Reading()
@@ -191,3 +194,29 @@ def test_say_is_a_warning_without_a_finding():
     with pytest.warns(GradientGuardWarning, match="Nothing") as caught:
         Run(Policy()).say("Nothing is being watched.")
     assert caught[0].message.finding is None
+
+
+@pytest.mark.parametrize(
+    ("final", "half", "waits"),
+    [(False, 1.0, True), (True, 1.0, False), (False, 0.0, False)],
+    ids=["ordinary", "final", "a zero"],
+)
+def test_ordinary_rows_wait_on_the_device(final, half, waits, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("keras_gradguard.session.time.monotonic", lambda: clock[0])
+    channel = FakeChannel(Reading(rows=rows(0, 130)), Reading(rows=rows(130, 140)))
+    run = Run(Policy())
+    run.take(channel, final=False)  # the first rows are looked at whole
+    assert run.steps_seen == 130
+    channel.glance = lambda: Glance(
+        half_squares=np.full((10, 2), half, np.float32),
+        loss=np.ones(10, np.float32),
+        loss_known=True,
+        waiting=10,
+    )
+    run.take(channel, final=final)
+    assert run.steps_seen == 140
+    assert len(channel.readings) == waits
+    clock[0] += 2.0  # long enough
+    run.take(channel, final=False)
+    assert (run.steps_seen, channel.readings) == (140, [])

@@ -7,12 +7,12 @@ from keras_gradguard.policy import Policy
 from keras_gradguard.recorder import History
 from keras_gradguard.rules.disconnected import none_gradient
 from keras_gradguard.rules.finite import non_finite
-from keras_gradguard.rules.first_look import unremarkable
+from keras_gradguard.rules.first_look import ordinary, unremarkable
 from keras_gradguard.rules.scale import exploding, vanishing
 from keras_gradguard.rules.update import zero_update
 from keras_gradguard.rules.zero import zero_gradient
 
-__all__ = ["judge", "none_gradient", "suspicious"]
+__all__ = ["judge", "none_gradient", "ordinary", "suspicious"]
 
 _RULES = (non_finite, exploding, zero_update, zero_gradient, vanishing)
 

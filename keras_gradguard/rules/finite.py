@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keras_gradguard.findings import Cause, Evidence, Finding
 from keras_gradguard.policy import Policy
@@ -10,25 +11,24 @@ from keras_gradguard.recorder import History
 from keras_gradguard.rules import common
 
 
-def with_bad_entries(history: History, row: int) -> np.ndarray:
+def with_bad_entries(history: History, row: int) -> NDArray[np.bool_]:
     """Return which variables (a mask) hold a NaN or Inf in their gradient at a row.
 
     A norm is Inf, too, where only the sum of squares left float32. The sample of that step
     knows: its histogram counts real NaN and Inf entries. Without one a norm of Inf is believed.
     """
     norm = history.norm[row]
-    bad = history.present & ~np.isfinite(norm)
+    bad: NDArray[np.bool_] = history.present & ~np.isfinite(norm)
     for sample in history.samples:
         if sample.step == int(history.step[row]):
-            return bad & (
-                np.isnan(norm) | ((sample.histogram[:, 255] + sample.histogram[:, 511]) > 0)
-            )
+            counted = sample.histogram[:, 255] + sample.histogram[:, 511]
+            bad &= np.isnan(norm) | (counted > 0)
     return bad
 
 
 def overflowed(history: History, row: int) -> bool:
     """Return True when norms are Inf only because the sum of squares left float32."""
-    return not with_bad_entries(history, row).any()
+    return not bool(with_bad_entries(history, row).any())
 
 
 def non_finite(history: History, policy: Policy) -> tuple[Finding, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from keras_gradguard.records import Row, Sample, Table
+from keras_gradguard.records import Float, Row, Sample, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,7 @@ class Cadence:
     Args:
         sample_every: Full statistics every so many optimizer steps.
         ring: Sentinel rows kept on the device; at least the steps between two reads.
+        slots: Samples kept on the device; as many as rows when None.
         dense: Number of steps at the start that are all sampled.
         skip_non_finite: Steps whose gradients hold a NaN or Inf are left out by the guard.
         jit_compile: The step is compiled by XLA, which needs equal shapes on both
@@ -23,9 +24,15 @@ class Cadence:
 
     sample_every: int = 50
     ring: int = 16
+    slots: int | None = None
     dense: int = 10
     jit_compile: bool = False
     skip_non_finite: bool = False
+
+    def slots_within(self, limit: int, sample: int) -> int:
+        """Return the number of samples to hold: what ``limit`` bytes allow, ``sample`` each."""
+        wanted = self.ring if self.slots is None else self.slots
+        return max(1, min(wanted, limit // sample))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +50,23 @@ class Reading:
     lost: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """New sentinel rows as they lie on the device, where they stay. ``n`` rows.
+
+    Args:
+        half_squares: ``[n, V]`` float32, half the sums of squares of the (scaled) gradients.
+        loss: ``[n]`` float32, NaN where ``loss_known`` is False and the loss could not be seen.
+        loss_known: The losses are those of the batches.
+        waiting: Rows that were not read yet, these among them.
+    """
+
+    half_squares: Float
+    loss: Float
+    loss_known: bool
+    waiting: int
+
+
 class Channel(Protocol):
     """One optimizer's (or one hand-delivered) stream of gradients over one list of variables."""
 
@@ -52,8 +76,11 @@ class Channel(Protocol):
     def table(self) -> Table:
         """The columns."""
 
+    def glance(self) -> Glance | None:
+        """Look at new rows without taking them; None when they have to be read now."""
+
     def read(self) -> Reading:
-        """Fetch what is new. The only transfer from the device."""
+        """Fetch what is new. With :meth:`glance` the only transfer from the device."""
 
     def sample_next(self, steps: int) -> None:
         """Sample each of the next ``steps`` steps, to look closer at a suspicion."""

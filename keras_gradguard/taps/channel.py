@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from keras_gradguard.records import Row, Sample, Table, VariableInfo
 from keras_gradguard.taps import numbers, optimizers
-from keras_gradguard.taps.base import Cadence, Reading
+from keras_gradguard.taps.base import Cadence, Glance, Reading
 from keras_gradguard.taps.threads import alone
 
 # The sampled histograms are the only large buffers; this bounds them per channel.
@@ -63,6 +63,7 @@ class TensorFlowChannel:
         self._dense_until = cadence.dense
         self._graph: _Buffers | None = None
         self._read_rows = 0
+        self._glanced = 0
         self._read_samples = 0
         self._accumulated = self.base
         self._every = optimizers.accumulation_steps(optimizer) if optimizer is not None else 1
@@ -181,6 +182,30 @@ class TensorFlowChannel:
         if self._rows and self._rows[-1].loss is None and isinstance(loss, (int, float)):
             self._rows[-1] = dataclasses.replace(self._rows[-1], loss=float(loss))
 
+    def glance(self) -> Glance | None:
+        """Look at the rows since the last look, and leave them on the device.
+
+        Returns:
+            The rows, or None when they have to be read: one of them may have been sampled, there
+            is no room for as many again, or they came in eager mode.
+        """
+        buffers = self._graph
+        if buffers is None or self._rows or self._samples:
+            return None
+        since = max(self._glanced, self._read_rows)
+        total, ring = buffers.rows(since)
+        waiting = total - self._read_rows
+        full = waiting + len(ring) > buffers.ring_size
+        if full or total - since > len(ring) or buffers.sampled(since, ring):
+            return None
+        self._glanced = total
+        return Glance(
+            half_squares=ring[:, _LEAD:],
+            loss=ring[:, 0],
+            loss_known=buffers.has_loss,
+            waiting=waiting,
+        )
+
     def read(self) -> Reading:
         """Fetch what is new since the last read."""
         lost = 0
@@ -269,10 +294,10 @@ class _Buffers:
     """The device side of a channel. Created outside graphs; belongs to no model."""
 
     def __init__(self, size: int, cadence: Cadence, dense: int) -> None:
-        slot = max(1, size) * numbers.BINS * 4
-        self.slots = max(1, min(cadence.ring, _SAMPLE_BYTES // slot))
+        self.slots = cadence.slots_within(_SAMPLE_BYTES, max(1, size) * numbers.BINS * 4)
         self.ring_size = cadence.ring
         self.has_loss = False
+        self._ring: tuple[int, NDArray[np.float32]] | None = None  # as it was at that count
         self.sampled_until = dense
         self.replicated = False  # a replica may have met a NaN that the row does not show
         self._every = cadence.sample_every
@@ -296,8 +321,9 @@ class _Buffers:
         new = min(total - since, self.ring_size)
         if new <= 0:
             return total, np.zeros([0, self.ring.shape[1]], np.float32)
-        ring = fetched(self.ring)
-        return total, ring[np.arange(total - new, total) % self.ring_size]
+        if self._ring is None or self._ring[0] != total:
+            self._ring = total, fetched(self.ring)
+        return total, self._ring[1][np.arange(total - new, total) % self.ring_size]
 
     def sampled(self, since: int, ring: NDArray[np.float32]) -> bool:
         """Return False when none of the steps after ``since`` can have been sampled.

@@ -61,7 +61,7 @@ class Gauge:
         self.last = [s.layer.name in last for s in seen]
         self.kinds = [kind_of(s) for s in seen]
         self.units = [int(s.tensor.shape[-1]) for s in seen]
-        self.slots = max(1, min(cadence.ring, _SAMPLE_BYTES // (count * numbers.BINS * 4)))
+        self.slots = cadence.slots_within(_SAMPLE_BYTES, count * numbers.BINS * 4)
         self._read = 0
 
         def variable(value: Any, name: str) -> Any:

@@ -117,3 +117,41 @@ def test_the_same_is_found_with_and_without_them(run):
 def test_the_runs_above_show_every_symptom():
     test_the_same_is_found_with_and_without_them()
     assert {"non_finite", "exploding", "vanishing", "zero"} == SEEN
+
+
+@settings(deadline=None, max_examples=300)
+@given(runs())
+def test_what_waits_on_the_device_is_part_of_no_finding(run):
+    rows = [r for r in run[0] if not r.skipped]
+    recorder = Recorder(table=COLUMNS, keep_rows=4)
+    recorder.add([Row(step=i, norm=np.ones(SIZE, np.float32), loss=1.0) for i in range(5)])
+    recorder.history()
+    for row in rows:
+        half = np.square(row.norm.astype(np.float64))[np.newaxis] / 2
+        loss = None if row.loss is None else np.array([row.loss])
+        with np.errstate(over="ignore"):
+            waits = rules.ordinary(half.astype(np.float32), loss, recorder.first_loss)
+        recorder.add([row])
+        told = [f for rule in (finite.non_finite, scale.exploding, zero.zero_gradient)
+                for f in rule(recorder.history(), POLICY)]  # fmt: skip
+        if waits:
+            assert told == []
+
+
+@pytest.mark.parametrize(
+    ("half", "loss", "waits"),
+    [
+        pytest.param(1.0, 2.0, True, id="ordinary"),
+        pytest.param(1.0, None, True, id="no loss seen"),
+        pytest.param(0.0, 2.0, False, id="a zero"),
+        pytest.param(np.nan, 2.0, False, id="NaN"),
+        pytest.param(np.inf, 2.0, False, id="Inf"),
+        pytest.param(1.0, np.nan, False, id="loss NaN"),
+        pytest.param(1.0, -np.inf, False, id="loss -Inf"),
+        pytest.param(1.0, 1e9, False, id="loss huge against the first"),
+    ],
+)
+def test_what_may_wait(half, loss, waits):
+    halves = np.array([[1.0, 1.0], [1.0, half]], np.float32)
+    losses = None if loss is None else np.array([1.0, loss], np.float32)
+    assert rules.ordinary(halves, losses, 1.5) is waits

@@ -309,3 +309,55 @@ def test_rebase_starts_a_new_run():
     assert bench.channel.first_step == 7
     bench.run(random_steps(2, (2,)))
     assert [r.step for r in bench.channel.read().rows] == [7, 8]
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_a_glance_leaves_the_rows_for_the_next_reading(mode):
+    bench = Bench(keras.optimizers.SGD(0.1), variables((2,)), mode, ring=12, sample_every=50)
+    steps = random_steps(9, (2,))
+    bench.run(steps[:2])
+    assert bench.channel.glance() is None  # step 0 was sampled
+    assert len(bench.channel.read().rows) == 2
+    waiting = []
+    for start in (2, 5):
+        bench.run(steps[start : start + 3])
+        glance = bench.channel.glance()
+        want = [np.linalg.norm(g[0]) ** 2 / 2 for g in steps[start : start + 3]]
+        np.testing.assert_allclose(glance.half_squares[:, 0], want, rtol=1e-5)
+        waiting.append(glance.waiting)
+    assert waiting == [3, 6]
+    bench.run(steps[8:])
+    assert [r.step for r in bench.channel.read().rows] == list(range(2, 9))
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_a_glance_asks_for_a_reading_before_the_ring_is_full(mode):
+    bench = Bench(keras.optimizers.SGD(0.1), variables((2,)), mode, ring=8, sample_every=50)
+    steps = random_steps(9, (2,))
+    bench.run(steps[:1])
+    bench.channel.read()
+    asked = []
+    for start in range(1, 9, 2):
+        bench.run(steps[start : start + 2])
+        asked.append(bench.channel.glance() is None)
+    # As many again as came last must still fit.
+    assert asked == [False, False, False, True]
+    reading = bench.channel.read()
+    assert (reading.lost, len(reading.rows)) == (0, 8)
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_glance_never_leaves_a_nan_waiting(mode, bad):
+    bench = Bench(keras.optimizers.SGD(0.1), variables((2,)), mode, sample_every=50)
+    good = np.ones(2, np.float32)
+    bench.run([[good], [good]])
+    bench.channel.read()
+    bench.run([[good], [good * np.float32(bad)]])
+    assert bench.channel.glance() is None
+
+
+def test_eager_steps_are_on_the_host_already():
+    bench = Bench(keras.optimizers.SGD(0.1), variables((2,)), "eager", sample_every=50)
+    bench.run(random_steps(3, (2,)))
+    assert bench.channel.glance() is None
